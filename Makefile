@@ -1,0 +1,86 @@
+# Two commands for a newcomer: `make demo` and `make test`. Everything installs into .venv and is quick the second time.
+#   PYTHON=python3.12 make demo           another interpreter
+#   PIP_INDEX_URL=https://... make demo    another package index
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+# Where the CPU build of torch comes from, if the default index has only CUDA builds:
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help setup demo test fault sim native native-asan native-tsan lint fmt bench wheel-check quality clean
+
+help:  ## Print what each target does
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## Create .venv, build the native core, install Atoll and its development tools
+
+$(VENV)/.torch:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "atoll: needs Python 3.11 or newer; set PYTHON=..."; exit 3; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "atoll: no C++ compiler found; install g++ or clang++"; exit 3; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install --quiet $$($(BIN)/python tools/requirements.py)
+	@touch $@
+
+$(STAMP): $(VENV)/.tools $(NATIVE)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+demo: setup  ## Train a small Llama with three peers on this machine, kill one half-way, and look at the result
+	$(BIN)/atoll demo $(DEMO_FLAGS)
+
+test: setup  ## Run all quick tests: no network beyond loopback, no GPU
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+
+fault: setup  ## Only the tests that kill, freeze or cut off real processes
+	$(BIN)/python -m pytest -m fault $(PYTEST_FLAGS)
+
+sim: setup  ## Ten thousand random schedules of both protocol machines
+	$(BIN)/python -m atoll.sim.schedules --count 10000
+
+native: setup  ## Build and run the C++ tests
+	@$(MAKE) --no-print-directory _native BUILD=build/native SANITIZE=
+
+native-asan: setup  ## The C++ tests under the address sanitizer
+	@$(MAKE) --no-print-directory _native BUILD=build/asan SANITIZE=address
+
+native-tsan: setup  ## The C++ tests under the thread sanitizer
+	@$(MAKE) --no-print-directory _native BUILD=build/tsan SANITIZE=thread
+
+.PHONY: _native
+_native:
+	$(BIN)/cmake -S . -B $(BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DATOLL_PYTHON=OFF -DATOLL_TESTS=ON -DATOLL_SANITIZE=$(SANITIZE) > /dev/null
+	$(BIN)/cmake --build $(BUILD)
+	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
+
+lint: setup  ## ruff (rules and format) and the type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+
+fmt: setup  ## Format the Python code
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: setup  ## What our training loop costs over a bare PyTorch loop (a ratio; about a minute)
+	$(BIN)/python benchmarks/inner_overhead.py
+
+quality: setup  ## DiLoCo against tuned data-parallel training on real text (hours; writes docs/quality)
+	$(BIN)/python benchmarks/quality.py
+
+wheel-check: setup  ## Build a wheel and prove that it imports and runs in a clean environment
+	$(BIN)/python tools/wheel_check.py
+
+clean:  ## Remove builds and the virtual environment
+	rm -rf build dist $(VENV)
