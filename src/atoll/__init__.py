@@ -1,0 +1,30 @@
+"""Atoll: train one model on machines that are far apart.
+
+Importing this package does no work: names are loaded on first use, so that protocol code never pays for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll.diloco.optimizer import DiLoCoOptimizer as DiLoCoOptimizer
+    from atoll.diloco.session import Session as Session
+    from atoll.diloco.session import join as join
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "DiLoCoOptimizer": "atoll.diloco.optimizer",
+    "Session": "atoll.diloco.session",
+    "join": "atoll.diloco.session",
+}
+
+__all__ = ["DiLoCoOptimizer", "Session", "__version__", "join"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

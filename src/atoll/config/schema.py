@@ -1,0 +1,249 @@
+"""The settings of a run as pydantic models: what RUN.toml may say, with defaults, bounds and a sentence each.
+
+Everything but `[local]` belongs to the *run*: the coordinator holds it, newcomers receive it, and peers that
+differ are refused. `[local]` is each peer's own. Only `cli` and `train/build.py` read these objects.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Codec = Literal["fp32", "int8"]
+
+
+class Section(BaseModel):
+    """A table of RUN.toml: frozen, and a key that it does not know is an error."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+class RunSection(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "run"
+    seed: Annotated[
+        int, Field(ge=0, lt=2**63, description="start weights and data order; the same on all peers")
+    ] = 0
+    steps: Annotated[
+        int, Field(gt=0, description="inner steps of the run; the last round may be shorter")
+    ] = 1000
+    max_seconds: Annotated[
+        float, Field(ge=0, description="end with the first commit after so many seconds; 0: no limit")
+    ] = 0.0
+
+
+class ModelSection(Section):
+    """A Llama: RMSNorm, RoPE, grouped-query attention, SwiGLU. Names are those of HF LlamaForCausalLM."""
+
+    vocab_size: Annotated[
+        int, Field(gt=1, description="at least the tokenizer's; 256 suffices for bytes")
+    ] = 256
+    dim: Annotated[int, Field(gt=0)] = 128
+    num_layers: Annotated[int, Field(gt=0)] = 4
+    num_heads: Annotated[int, Field(gt=0)] = 4
+    num_kv_heads: Annotated[int, Field(gt=0, description="must divide num_heads")] = 2
+    ffn_dim: Annotated[int, Field(gt=0)] = 352
+    max_seq_len: Annotated[int, Field(gt=1)] = 128
+    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    tie_embeddings: bool = False
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelSection:
+        if self.dim % self.num_heads:
+            raise ValueError(f"dim = {self.dim} is not a multiple of num_heads = {self.num_heads}")
+        if (self.dim // self.num_heads) % 2:
+            raise ValueError(
+                f"dim / num_heads = {self.dim // self.num_heads} must be even for rotary embeddings"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = {self.num_kv_heads}"
+            )
+        return self
+
+
+class DataSection(Section):
+    sources: Annotated[
+        tuple[str, ...],
+        Field(
+            min_length=1,
+            description='text files, folders, globs, .jsonl, .parquet; or "python-stdlib", the sources here',
+        ),
+    ] = ("python-stdlib",)
+    field: Annotated[str, Field(description="the text column of jsonl and parquet rows")] = "text"
+    tokenizer: Annotated[
+        str, Field(description='"bytes", or the path of a tokenizer.json (extra [data])')
+    ] = "bytes"
+    seq_len: Annotated[int, Field(gt=0, description="tokens per training sequence")] = 128
+    slots: Annotated[
+        int, Field(gt=0, le=1 << 20, description="parts of the corpus; independent of the peers")
+    ] = 64
+    val_fraction: Annotated[float, Field(gt=0, lt=1, description="share of the documents held out")] = 0.05
+    max_bad_rows: Annotated[
+        int, Field(ge=0, description="unreadable rows that are skipped before it is an error")
+    ] = 100
+
+
+class InnerSection(Section):
+    """AdamW, by each peer for itself."""
+
+    lr: Annotated[float, Field(gt=0)] = 3e-3
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, description="not on norms and embeddings")] = 0.1
+    clip_norm: Annotated[
+        float, Field(ge=0, description="gradient norm above which it is scaled down; 0: never")
+    ] = 1.0
+    batch_size: Annotated[int, Field(gt=0, description="sequences per peer and inner step")] = 8
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    decay_fraction: Annotated[
+        float, Field(ge=0, le=1, description="wsd: the share of the steps that decays")
+    ] = 0.2
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.05
+
+
+class StageSection(Section):
+    """A stretch of the run with its own round length. All but the last stage average (lr 1, no momentum)."""
+
+    until: Annotated[
+        int, Field(ge=0, description="this stage ends at this inner step; 0 only in the last stage")
+    ] = 0
+    inner_steps: Annotated[int, Field(gt=0)]
+    lr: Annotated[float | None, Field(gt=0)] = None
+    momentum: Annotated[float | None, Field(ge=0, lt=1)] = None
+
+
+class OuterSection(Section):
+    """DiLoCo: every `inner_steps` the peers' updates are averaged and a Nesterov step is taken."""
+
+    inner_steps: Annotated[int, Field(gt=0)] | tuple[StageSection, ...] = 100
+    lr: Annotated[float, Field(gt=0)] = 0.7
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = True
+    codec: Codec = "int8"
+    weights: Literal["tokens", "equal"] = "tokens"
+
+    @model_validator(mode="after")
+    def _stages_in_order(self) -> OuterSection:
+        if isinstance(self.inner_steps, tuple):
+            if not self.inner_steps:
+                raise ValueError("inner_steps has no stage; give a number or at least one stage")
+            ends = [stage.until for stage in self.inner_steps[:-1]]
+            if any(b <= a for a, b in zip([0, *ends], ends, strict=False)):
+                raise ValueError(f"the stages' `until` must rise from above 0; they are {ends}")
+            if self.inner_steps[-1].until:
+                raise ValueError("the last stage lasts to the end of the run; leave out its `until`")
+        return self
+
+
+class MembershipSection(Section):
+    """When rounds start, and how long anything is waited for. Seconds are the coordinator's own."""
+
+    start_peers: Annotated[
+        int, Field(gt=0, description="the run begins when so many peers have declared")
+    ] = 1
+    min_peers: Annotated[int, Field(gt=0, description="with fewer living peers the run waits, then ends")] = 1
+    policy: Annotated[
+        Literal["wait", "deadline"],
+        Field(description="wait for all members, or close the round after grace_s"),
+    ] = "wait"
+    heartbeat_s: Annotated[float, Field(ge=0.05)] = 1.0
+    dead_s: Annotated[float, Field(gt=0, description="no heartbeat for so long: the peer is lost")] = 5.0
+    stall_s: Annotated[float, Field(gt=0, description="an inner step that takes longer counts as frozen")] = (
+        600.0
+    )
+    ready_wait_s: Annotated[float, Field(gt=0, description="wait: the longest wait for a slow member")] = (
+        1800.0
+    )
+    grace_s: Annotated[
+        float, Field(ge=0, description="deadline: time for the rest once a quorum is ready")
+    ] = 10.0
+    freeze_s: Annotated[float, Field(gt=0, description="deadline: time to answer a closed round")] = 30.0
+    attempt_s: Annotated[float, Field(gt=0, description="the longest that one attempt may take")] = 600.0
+    vote_s: Annotated[float, Field(gt=0, description="time for votes after the first one")] = 60.0
+    max_attempts: Annotated[int, Field(gt=0, description="then the round is skipped")] = 5
+    connect_s: Annotated[float, Field(gt=0, description="the longest that a peer tries to reach someone")] = (
+        10.0
+    )
+    quorum_wait_s: Annotated[float, Field(gt=0, description="below min_peers for so long: the run ends")] = (
+        600.0
+    )
+    coordinator_lost_s: Annotated[
+        float, Field(gt=0, description="peers wait so long for a lost coordinator")
+    ] = 120.0
+    norm_limit: Annotated[
+        float, Field(gt=1, description="updates above this x the median norm are left out")
+    ] = 100.0
+
+    @model_validator(mode="after")
+    def _deadlines_agree(self) -> MembershipSection:
+        if self.min_peers > self.start_peers:
+            raise ValueError(f"min_peers = {self.min_peers} is above start_peers = {self.start_peers}")
+        if self.dead_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"dead_s = {self.dead_s} is below 2 x heartbeat_s = {2 * self.heartbeat_s}: raise it"
+            )
+        if self.coordinator_lost_s <= self.dead_s:
+            raise ValueError(
+                f"coordinator_lost_s = {self.coordinator_lost_s} must be above dead_s = {self.dead_s}"
+            )
+        return self
+
+
+class EvalSection(Section):
+    every_rounds: Annotated[
+        int, Field(ge=0, description="evaluate the anchor at every n-th round; 0: only at the ends")
+    ] = 1
+    sequences: Annotated[int, Field(gt=0, description="held-out sequences per evaluation")] = 64
+
+
+class LocalSection(Section):
+    """This peer's own: not compared with others."""
+
+    coordinator: Annotated[str, Field(description="host:port")] = "127.0.0.1:7070"
+    peer: Annotated[str, Field(description="this peer's name; empty: host name and pid")] = ""
+    out: Annotated[str, Field(description="folder for events, config and the final model")] = "runs"
+    bind: Annotated[str, Field(description="address that the engine listens on")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="the engine's port; 0: any free one")] = 0
+    advertise: Annotated[
+        str, Field(description="address that others use to reach this peer; empty: `bind`")
+    ] = ""
+    device: Annotated[str, Field(description='"cpu", "cuda", "cuda:1", "mps"')] = "cpu"
+    threads: Annotated[int, Field(ge=0, description="torch threads; 0: torch's own choice")] = 0
+    micro_batch: Annotated[
+        int, Field(ge=0, description="sequences at once; 0: the whole batch; divides batch_size")
+    ] = 0
+    autocast: Annotated[bool, Field(description="bf16 autocast where the device has it")] = False
+    compile: Annotated[bool, Field(description="torch.compile the model")] = False
+    log_every: Annotated[int, Field(gt=0, description="inner steps between two TrainingStep events")] = 10
+    save_model: Annotated[bool, Field(description="write the final anchor as safetensors")] = True
+
+
+class RunConfig(Section):
+    """A whole RUN.toml."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    inner: InnerSection = InnerSection()
+    outer: OuterSection = OuterSection()
+    membership: MembershipSection = MembershipSection()
+    eval: EvalSection = EvalSection()
+    local: LocalSection = LocalSection()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> RunConfig:
+        if self.data.seq_len > self.model.max_seq_len:
+            raise ValueError(
+                f"data.seq_len = {self.data.seq_len} is above model.max_seq_len = {self.model.max_seq_len}"
+            )
+        if self.local.micro_batch and self.inner.batch_size % self.local.micro_batch:
+            raise ValueError(
+                f"local.micro_batch = {self.local.micro_batch} does not divide "
+                f"inner.batch_size = {self.inner.batch_size}"
+            )
+        return self

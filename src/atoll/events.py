@@ -1,0 +1,269 @@
+"""Everything that happens, as past-tense values given to sinks.
+
+An event is a frozen struct; its class name is its `type` on disk. `wall_time_s` (Unix time) and `source` (a peer
+id, or "coordinator") are added by the `EventLog`. Sinks must not raise and must not block for long: training waits
+for them. The JSON-lines file is always there; console, plots and dashboards are folds over the same events.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="type", tag=True):
+    """Base of all events."""
+
+
+class RunStarted(Event):
+    """A process of the run began: `role` is "coordinator" or "peer"."""
+
+    role: str
+    run: str
+    settings_digest: str
+    pid: int
+
+
+class CoordinatorListening(Event):
+    address: str
+    term: int
+    restarted: bool
+
+
+class PeerConnected(Event):
+    """A peer proved the token. It is no member yet."""
+
+    peer: str
+    address: str
+
+
+class PeerRefused(Event):
+    peer: str
+    reason: str
+
+
+class PeerJoined(Event):
+    """A peer declared the run's layout, settings and newest version: it is a member from the next round."""
+
+    peer: str
+    version: int
+    members: tuple[str, ...]
+
+
+class PeerLost(Event):
+    """A member's heartbeat was gone for longer than `dead_s`, or it stopped making progress."""
+
+    peer: str
+    reason: str
+    members: tuple[str, ...]
+
+
+class PeerLeft(Event):
+    """A member said goodbye."""
+
+    peer: str
+    reason: str
+    members: tuple[str, ...]
+
+
+class PeerLeftOut(Event):
+    """A member's update was left out of a round by decision; all members decide alike."""
+
+    peer: str
+    round: int
+    reason: str
+
+
+class AttemptStarted(Event):
+    op: str
+    members: tuple[str, ...]
+    contributors: tuple[str, ...]
+    reason: str
+
+
+class AttemptFailed(Event):
+    op: str
+    reason: str
+
+
+class RoundCommitted(Event):
+    """The coordinator's record of a committed round."""
+
+    round: int
+    version: int
+    op: str
+    members: tuple[str, ...]
+    contributors: tuple[str, ...]
+    weights: tuple[int, ...]
+    result_digest: str
+    reason: str
+
+
+class RoundSkipped(Event):
+    round: int
+    reason: str
+
+
+class DigestMismatch(Event):
+    """A peer stands on other bits than the run; it is not planned."""
+
+    peer: str
+    version: int
+    expected: str
+    found: str
+
+
+class TrainingStep(Event):
+    """One inner step of a peer (every `[local] log_every`-th, a round's last, and every skipped one).
+
+    `loss` is nats per token. `skipped`: it was not finite, and the weights were left alone.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    tokens_per_s: float
+    lr: float
+    grad_norm: float
+    skipped: bool = False
+
+
+class RoundApplied(Event):
+    """A peer's own record of a round that it committed; seconds are this peer's, bytes are counted at its sockets.
+
+    `mean_loss` (nats per token) is None where the peer made no step, or reported no loss.
+    """
+
+    round: int
+    version: int
+    step: int
+    inner_steps: int
+    members: tuple[str, ...]
+    contributors: tuple[str, ...]
+    tokens: int
+    mean_loss: float | None
+    compute_s: float
+    wait_s: float
+    encode_s: float
+    wire_s: float
+    vote_s: float
+    apply_s: float
+    sent_bytes: int
+    received_bytes: int
+    delta_norm: float
+    outer_lr: float
+    outer_momentum: float
+    digest: str
+
+
+class AnchorEvaluated(Event):
+    """Validation loss of the anchor (nats per token), the weights all members agree on."""
+
+    step: int
+    version: int
+    val_loss: float
+    tokens: int
+
+
+class RowsSkipped(Event):
+    """Input rows that could not be read; counted, never silent."""
+
+    path: str
+    count: int
+    example: str
+
+
+class PeerKilled(Event):
+    """The demo (or a rehearsal) ended a peer on purpose."""
+
+    peer: str
+    signal: str
+
+
+class ModelSaved(Event):
+    path: str
+    version: int
+    digest: str
+
+
+class RunEnded(Event):
+    """A process of the run ended. `exit_code` as documented in README."""
+
+    reason: str
+    exit_code: int
+
+
+class LoggedEvent(msgspec.Struct, frozen=True):
+    """One line of an events.jsonl: who wrote it, when (Unix seconds), and what happened."""
+
+    wall_time_s: float
+    source: str
+    event: dict[str, Any]
+
+
+Sink = Callable[[float, str, Event], None]
+
+
+class EventLog:
+    """Hands events to sinks, in order. Safe to call from any thread if its sinks are."""
+
+    def __init__(self, source: str, *sinks: Sink) -> None:
+        self.source = source
+        self._sinks = sinks
+
+    def emit(self, event: Event) -> None:
+        wall_time_s = time.time()
+        for sink in self._sinks:
+            sink(wall_time_s, self.source, event)
+
+
+class JsonLinesSink:
+    """Appends events to a file, one JSON object a line, one write a line (so a killed process leaves whole lines)."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._encoder = msgspec.json.Encoder()
+
+    def __call__(self, wall_time_s: float, source: str, event: Event) -> None:
+        line = {"wall_time_s": wall_time_s, "source": source, "event": event}
+        os.write(self._fd, self._encoder.encode(line) + b"\n")
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def event_types() -> dict[str, type[Event]]:
+    """Every event class by its name on disk."""
+    return {cls.__name__: cls for cls in Event.__subclasses__()}
+
+
+def read_events(path: Path, offset: int = 0) -> Iterator[tuple[int, LoggedEvent, Event | None]]:
+    """Whole lines from `offset` on, as (offset after the line, line, typed event).
+
+    The event is None where this version does not know its type. A torn last line is left for the next call.
+    """
+    decoder = msgspec.json.Decoder(LoggedEvent)
+    types = event_types()
+    with path.open("rb") as file:
+        file.seek(offset)
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            offset += len(raw)
+            line = decoder.decode(raw)
+            cls = types.get(line.event.get("type", ""))
+            yield offset, line, _typed(line.event, cls) if cls else None
+
+
+def _typed(fields: dict[str, Any], cls: type[Event]) -> Event:
+    """JSON has no NaN: where a number was not finite it holds null, and reads as NaN."""
+    floats = [field.name for field in msgspec.structs.fields(cls) if field.type is float]
+    nan = {name: math.nan for name in floats if fields.get(name, 0.0) is None}
+    return msgspec.convert({**fields, **nan}, cls)

@@ -1,0 +1,1 @@
+"""Names and tensors, flat buffers in global coordinates, digests."""

@@ -1,0 +1,118 @@
+"""Names to tensors: ties, strides, dtypes, frozen and empty parameters (hard case K13, oracles E23 and E24)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atoll.errors import ConfigError
+from atoll.state.tensors import ModelTensors
+
+
+class Awkward(nn.Module):
+    """Tied, frozen, unused, 0-dim, 0-element and oddly strided parameters of several dtypes."""
+
+    def __init__(self, reverse: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        makers = {
+            "embed": lambda: nn.Embedding(7, 5),
+            "head": lambda: nn.Linear(5, 7, bias=False),
+            "frozen": lambda: nn.Linear(3, 3),
+            "unused": lambda: nn.Linear(13, 1),
+        }
+        made = {name: make() for name, make in makers.items()}
+        for name in reversed(list(made)) if reverse else made:
+            setattr(self, name, made[name])
+        self.head.weight = self.embed.weight
+        self.frozen.requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.empty = nn.Parameter(torch.zeros(0, 4))
+        self.turned = nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
+        self.brain = nn.Parameter(torch.linspace(-1, 1, 9, dtype=torch.bfloat16))
+        self.double_ = nn.Parameter(torch.linspace(-1, 1, 3, dtype=torch.float64))
+        self.register_buffer("count", torch.tensor(3))
+
+
+def named(model: nn.Module) -> ModelTensors:
+    return ModelTensors(model.named_parameters(remove_duplicate=False))
+
+
+def test_layout_is_ordered_by_name_whatever_the_module_order() -> None:
+    one = named(Awkward())
+    other = named(Awkward(reverse=True))
+    names = [p.name for p in one.layout.parameters]
+    assert names == sorted(names)
+    assert one.layout == other.layout
+    assert not any("frozen" in name or "count" in name for name in names)
+
+
+def test_tied_weights_count_once() -> None:
+    tensors = named(Awkward())
+    assert sum("embed" in p.name or "head" in p.name for p in tensors.layout.parameters) == 1
+    assert tensors.layout.numel == 35 + 14 + 1 + 0 + 6 + 9 + 3
+
+
+def test_values_move_in_logical_order() -> None:
+    model = Awkward()
+    tensors = named(model)
+    flat = tensors.read()
+    index = [p.name for p in tensors.layout.parameters].index("turned")
+    range_ = tensors.layout.ranges[index]
+    assert flat[range_.start : range_.stop].tolist() == model.turned.detach().flatten().tolist()
+    tensors.write(flat + 1)
+    assert np.allclose(tensors.read(), flat + 1, atol=2e-2)  # bf16 rounds
+    assert model.turned.detach()[0, 1] == 4.0
+
+
+def test_no_inner_step_gives_exactly_zero_also_for_bf16() -> None:
+    tensors = named(Awkward())
+    anchor = tensors.read() * np.float32(1.2345)
+    tensors.write(anchor)
+    delta = np.empty_like(anchor)
+    tensors.subtract_from(anchor, delta)
+    assert not delta.any()
+    naive = anchor - tensors.read()
+    assert naive.any(), "the control must differ, or this test shows nothing"
+
+
+def test_subtracting_equals_plain_arithmetic_for_fp32() -> None:
+    model = nn.Linear(11, 3)
+    tensors = named(model)
+    anchor = np.random.default_rng(0).standard_normal(36, dtype=np.float32)
+    delta = np.empty_like(anchor)
+    tensors.subtract_from(anchor, delta)
+    assert np.array_equal(delta, anchor - tensors.read())
+
+
+def test_partial_overlap_is_refused_by_name() -> None:
+    base = torch.zeros(10)
+    with pytest.raises(ConfigError, match=r"'a' and 'b' share storage"):
+        ModelTensors([("a", nn.Parameter(base[:6])), ("b", nn.Parameter(base[4:]))])
+
+
+def test_neighbours_in_one_storage_are_fine() -> None:
+    base = torch.zeros(10)
+    tensors = ModelTensors([("a", nn.Parameter(base[:5])), ("b", nn.Parameter(base[5:]))])
+    assert tensors.layout.numel == 10
+
+
+def test_compiled_names_match_plain_ones() -> None:
+    plain = ModelTensors(nn.Linear(2, 2).named_parameters())
+    compiled = ModelTensors((f"_orig_mod.{n}", p) for n, p in nn.Linear(2, 2).named_parameters())
+    assert plain.layout == compiled.layout
+
+
+def test_frozen_parameters_are_compared_by_digest() -> None:
+    one, other = Awkward(), Awkward()
+    assert named(one).frozen_digest() == named(other).frozen_digest()
+    with torch.no_grad():
+        other.frozen.weight[0, 0] += 1
+    assert named(one).frozen_digest() != named(other).frozen_digest()
+
+
+def test_a_model_without_trainable_elements_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no trainable element"):
+        ModelTensors([("a", nn.Parameter(torch.zeros(3), requires_grad=False))])
