@@ -1,0 +1,78 @@
+"""Slots: the train part cut into a fixed number of pieces, which is what peers share out among themselves.
+
+The documents are shuffled once, by the seed, and the sequence is cut between documents into slots of about
+equal numbers of tokens. Neither depends on the number of peers. A slot is read from its start to its end,
+once an epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.data.corpus import Corpus, Indices
+from atoll.data.shuffle import shuffled
+from atoll.data.tokenizer import Tokens
+from atoll.errors import DataError
+
+_DOCUMENTS, _EPOCHS = 0, 1  # what a shuffle orders: keeps the two orders independent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slots:
+    """Slot `s` is `tokens[starts[s] : starts[s + 1]]`: whole documents, each with its separator; never empty.
+
+    The token before a slot is a separator, so slots that are read one after the other read as one stream.
+    """
+
+    tokens: Tokens
+    starts: Indices
+    seed: int
+
+    @classmethod
+    def cut(cls, corpus: Corpus, num_slots: int, seed: int) -> Slots:
+        """`num_slots` slots of `corpus`, or one for each document where there are fewer documents."""
+        documents = corpus.select(shuffled(corpus.num_documents, seed, _DOCUMENTS))
+        return cls(documents.tokens, _balanced_cuts(documents.starts, num_slots), seed)
+
+    @property
+    def count(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that one epoch over all slots predicts."""
+        return len(self.tokens) - 1
+
+    def order(self, epoch: int) -> list[int]:
+        """All slots, in the order in which `epoch` (from 0) visits them."""
+        return shuffled(self.count, self.seed, _EPOCHS, epoch).tolist()
+
+
+def static_assignment(slots: Slots, index: int, num_peers: int) -> tuple[int, ...]:
+    """The slots of peer `index` of `num_peers` (peers in sorted order): every `num_peers`-th, from `index`
+    on.
+
+    Raises DataError if there are more peers than slots: one of them would have nothing to read.
+    """
+    if num_peers > slots.count:
+        raise DataError(
+            f"{num_peers} peers cannot share {slots.count} data slots: each needs at least one; "
+            f"start at most {slots.count} peers, raise data.slots, or give more documents"
+        )
+    return tuple(range(index, slots.count, num_peers))
+
+
+def _balanced_cuts(starts: Indices, num_slots: int) -> Indices:
+    """Token offsets of the cuts: the document ends nearest to equal shares, at least a document in each."""
+    num_documents = len(starts) - 1
+    num_slots = min(num_slots, num_documents)
+    slots = np.arange(num_slots + 1, dtype=np.int64)
+    ideal = starts[0] + slots * (starts[-1] - starts[0]) // num_slots
+    middles = (starts[:-1] + starts[1:] + 1) // 2
+    cuts = np.searchsorted(middles, ideal)
+    cuts = np.maximum.accumulate(cuts - slots) + slots  # strictly rising: no slot is empty
+    cuts = np.clip(cuts, slots, num_documents - num_slots + slots)
+    cuts[0], cuts[-1] = 0, num_documents
+    return starts[cuts]
