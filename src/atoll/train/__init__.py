@@ -1,0 +1,1 @@
+"""The built-in trainer: a Llama, its inner step, and the one loop that drives a peer."""

@@ -1,0 +1,147 @@
+"""The inner step: forward, backward, clip, local optimizer. Each call of `InnerStep.step` is one of the run.
+
+It runs on the training thread, and costs what the same lines cost in a bare PyTorch loop
+(`benchmarks/inner_overhead.py`): loss and gradient norm are read back together, once a step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from atoll.errors import LocalError
+from atoll.train.autocast import autocast_context
+from atoll.train.model import LanguageModel
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One attempted inner step. `loss` is nats per token over the whole batch, `seconds` what the step took.
+
+    `grad_norm` is the global norm before clipping. `skipped`: loss or gradient was not finite, and neither
+    weights nor optimizer state were touched; it counts as a step all the same, so that peers stay in step.
+    """
+
+    loss: float
+    tokens: int
+    grad_norm: float
+    lr: float
+    seconds: float
+    skipped: bool
+    clipped: bool
+
+
+class InnerStep:
+    """Owns how a batch becomes one step of `optimizer`. Others may read `model` and `optimizer`."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+        schedule: Callable[[int], float],
+        *,
+        clip_norm: float = 0.0,
+        micro_batch: int = 0,
+        device: torch.device | str = "cpu",
+        autocast: bool = False,
+        compile: bool = False,
+    ) -> None:
+        """`schedule` maps the run's step to a learning rate. `clip_norm` 0: never clip.
+
+        `micro_batch`: sequences at once, 0 for the whole batch. `autocast`: bf16 where `device` has it.
+        `compile`: run the loss through `torch.compile`.
+        """
+        self.model = model
+        self.optimizer = optimizer
+        self.attempted_steps = 0
+        self.skipped_steps = 0
+        self._schedule = schedule
+        self._clip_norm = clip_norm if clip_norm > 0 else math.inf
+        self._micro_batch = micro_batch
+        self._device = torch.device(device)
+        self._autocast = autocast_context(self._device, autocast)
+        self._loss = compiled(model.loss) if compile else model.loss
+        self._parameters = list(model.parameters())
+        model.train()
+
+    def step(self, inputs: Tensor, targets: Tensor, run_step: int) -> StepReport:
+        """Train on one batch of token ids [B, T] as step `run_step` (counted from 0 by the run, not here).
+
+        Every target is a token; the gradient is that of the mean over all of them, whatever the micro-batch.
+        Raises LocalError if the model was to be compiled and this machine cannot.
+        """
+        started = time.perf_counter()
+        lr = self._schedule(run_step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+        mean_loss = self._accumulate(
+            inputs.to(self._device, torch.long), targets.to(self._device, torch.long)
+        )
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = get_total_norm(gradients)
+        loss, grad_norm = torch.stack((mean_loss, norm)).tolist()
+
+        finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        clipped = finite and grad_norm > self._clip_norm
+        if clipped:
+            clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+        self.attempted_steps += 1
+        self.skipped_steps += not finite
+        return StepReport(
+            loss=loss,
+            tokens=targets.numel(),
+            grad_norm=grad_norm,
+            lr=lr,
+            seconds=time.perf_counter() - started,
+            skipped=not finite,
+            clipped=clipped,
+        )
+
+    def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Leave the gradient of the mean over all tokens in `.grad`; return that mean, on the device."""
+        if not 0 < self._micro_batch < len(inputs):
+            return self._backward(inputs, targets, 1.0)
+        parts = zip(inputs.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
+        return torch.stack([self._backward(x, y, len(x) / len(inputs)) for x, y in parts]).sum()
+
+    def _backward(self, inputs: Tensor, targets: Tensor, share: float) -> Tensor:
+        with self._autocast:
+            loss = self._loss(inputs, targets)
+        if share != 1.0:
+            loss = loss * share
+        loss.backward()
+        return loss.detach()
+
+
+def compiled(loss: LossFunction) -> LossFunction:
+    """`loss` through `torch.compile`. The first call compiles, or raises LocalError where that is impossible.
+
+    The method is compiled, not the module: parameter names stay as they are, and evaluation stays plain.
+    """
+    from torch._dynamo.exc import TorchDynamoException  # a second's import, paid only by who compiles
+
+    fast = torch.compile(loss)
+
+    def call(inputs: Tensor, targets: Tensor) -> Tensor:
+        try:
+            return fast(inputs, targets)
+        except TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise LocalError(
+                f"torch.compile failed on this machine: {reason}; set local.compile = false"
+            ) from error
+
+    return call
