@@ -1,0 +1,25 @@
+#include "kernels/outer.h"
+
+#include "kernels/float_mode.h"
+#include "kernels/loops.h"
+
+namespace atoll_core {
+
+void outer_step(std::span<float> anchor, std::span<float> velocity, std::span<const float> mean,
+                OuterRule rule) {
+  const FloatMode mode;
+  loops().outer_step(anchor.data(), velocity.data(), mean.data(), anchor.size(), rule.lr,
+                     rule.momentum, rule.nesterov);
+}
+
+void subtract(std::span<const float> anchor, std::span<const float> local, std::span<float> out) {
+  const FloatMode mode;
+  loops().subtract(anchor.data(), local.data(), anchor.size(), out.data());
+}
+
+double squared_norm(std::span<const float> values) {
+  const FloatMode mode;
+  return loops().squared_norm(values.data(), values.size());
+}
+
+}  // namespace atoll_core
