@@ -1,0 +1,131 @@
+"""How peers come and go: arrive, drop, leave, be lost, be refused, be told that the run went on without them.
+
+A new process under a known id fences the old one: its messages have no effect from then on. What a peer that
+arrived has to say before it is a member is in `declaration`.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from atoll import events
+from atoll.membership.coordinator_state import Draft, PeerRecord, ids
+from atoll.membership.messages import Ended, Leave, Refused
+from atoll.membership.steps import PeerArrived, PeerDropped
+
+
+def arrive(draft: Draft, event: PeerArrived) -> None:
+    """A connection proved the token. A process that was fenced stays outside; a new one fences the old."""
+    peer, now_s = event.peer, draft.now_s
+    if draft.state.is_fenced(event.peer, event.incarnation):
+        draft.close(PeerRecord(peer=peer, incarnation=event.incarnation, heard_s=now_s))
+        draft.because(f"{peer} has a newer process; the connection of its old one is closed")
+        return
+    draft.emit(events.PeerConnected(peer=peer, address=event.address))
+    record = draft.state.peers.get(peer)
+    if record is not None and record.incarnation not in ("", event.incarnation):
+        fence(draft, record, f"{peer} started again, from {event.address}: its old process is fenced")
+        record = None
+    if record is None:
+        draft.fence_gone(peer, event.incarnation)
+        draft.put(PeerRecord(peer=peer, incarnation=event.incarnation, heard_s=now_s, moved_s=now_s))
+        draft.because(f"{peer} connected from {event.address}; it is a member once it has declared")
+    else:
+        draft.put(replace(record, incarnation=event.incarnation, connected=True, heard_s=now_s))
+        draft.because(f"{peer} is back from {event.address}")
+
+
+def fence(draft: Draft, record: PeerRecord, reason: str) -> None:
+    """A newer process has the id: the old one's messages have no effect from now on, its votes neither."""
+    draft.close(record)
+    draft.remove(record.peer, fenced=True)
+    attempt = draft.state.round.attempt
+    if attempt is not None and record.peer in attempt.votes:
+        draft.set_attempt(votes={peer: vote for peer, vote in attempt.votes.items() if peer != record.peer})
+    draft.because(reason)
+    if record.member:
+        draft.emit(events.PeerLost(peer=record.peer, reason=reason, members=ids(draft.state.members())))
+        draft.members_changed(reason)
+
+
+def drop(draft: Draft, record: PeerRecord, event: PeerDropped) -> None:
+    """The connection closed; how long it may stay away is decided by `liveness`."""
+    if not record.member:
+        draft.remove(record.peer)
+        draft.because(f"{event.peer} hung up before it declared")
+        return
+    draft.put(replace(record, connected=False, dropped_s=draft.now_s))
+    draft.because(
+        f"the connection of {event.peer} closed; it may come back within {draft.timeouts.heartbeat_s:g} s"
+    )
+
+
+def leave(draft: Draft, record: PeerRecord, message: Leave) -> None:
+    draft.close(record)
+    draft.remove(record.peer)
+    if not record.member:
+        draft.because(f"{record.peer} left before it declared: {message.reason}")
+        return
+    draft.set(done=draft.state.done or message.done)
+    reason = f"{record.peer} left: {message.reason}"
+    draft.because(reason)
+    draft.emit(events.PeerLeft(peer=record.peer, reason=message.reason, members=ids(draft.state.members())))
+    draft.members_changed(reason)
+    if draft.state.started and not draft.state.members() and not draft.state.done:
+        draft.finish(f"all peers left and none was done; the last, {record.peer}, said: {message.reason}", 6)
+
+
+def lose(draft: Draft, record: PeerRecord, why: str) -> None:
+    """The peer is no member any more. If its process still lives it may declare again."""
+    draft.close(record)
+    draft.remove(record.peer)
+    if not record.member:
+        draft.because(f"{record.peer} is gone before it declared: {why}")
+        return
+    reason = f"lost {record.peer}: {why}"
+    draft.because(reason)
+    draft.emit(events.PeerLost(peer=record.peer, reason=why, members=ids(draft.state.members())))
+    draft.members_changed(reason)
+
+
+def dismiss(draft: Draft, record: PeerRecord, kind: str, reason: str) -> None:
+    """Tell a member that the run goes on without it, or is over, and forget it."""
+    draft.send(record.peer, Ended(kind=kind, reason=reason))
+    draft.close(record)
+    draft.remove(record.peer)
+    draft.because(reason)
+    if record.member:
+        draft.emit(events.PeerLost(peer=record.peer, reason=reason, members=ids(draft.state.members())))
+        draft.members_changed(reason)
+
+
+def left_behind(draft: Draft, record: PeerRecord) -> None:
+    """The run committed a version without this peer. Here catching up will begin; for now the peer ends."""
+    state = draft.state
+    reason = (
+        f"the run committed version {state.version} without {record.peer}, which was away or did not "
+        "answer in time; its work since the version before is lost; catching up comes in a later release"
+    )
+    dismiss(draft, record, "left_out", reason)
+
+
+def diverged(draft: Draft, record: PeerRecord, found: str) -> None:
+    state = draft.state
+    draft.emit(
+        events.DigestMismatch(peer=record.peer, version=state.version, expected=state.digest, found=found)
+    )
+    reason = (
+        f"{record.peer} holds other bits than the run at version {state.version} (digest {found}, "
+        f"the run's is {state.digest}); it takes no part in a sum: check its memory and its software"
+    )
+    dismiss(draft, record, "diverged", reason)
+
+
+def refuse(draft: Draft, record: PeerRecord, kind: str, reason: str) -> None:
+    draft.send(record.peer, Refused(kind=kind, reason=reason))
+    draft.close(record)
+    draft.remove(record.peer)
+    draft.emit(events.PeerRefused(peer=record.peer, reason=reason))
+    draft.because(f"refused {record.peer}: {reason}")
+    if record.member:
+        draft.members_changed(f"{record.peer} was refused")

@@ -1,0 +1,252 @@
+"""The inside of the membership thread: keeps a connection to the coordinator and feeds the member machine.
+
+Everything here runs on one event loop, that of the thread "atoll-membership" (owned by `membership.client`).
+It reconnects for as long as the machine lets it, sends heartbeats, and lays what the machine decides on the
+desk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from atoll import log
+from atoll.clock import MonotonicClock
+from atoll.errors import AtollError, Diverged, QuorumLost, Refused, Unreachable
+from atoll.membership import member, steps
+from atoll.membership.desk import Desk
+from atoll.membership.link import Admission, Credentials, Link, NotReachedError, open_link
+from atoll.membership.messages import CoordinatorMessage, Heartbeat, Leave, Message, PeerMessage, View
+from atoll.membership.steps import Connected, CoordinatorSaid, Disconnected, MemberEvent, Tick, TrainerSaid
+from atoll.values import OpId
+
+OUTBOX_MESSAGES = 1024
+BACKOFF_S = (0.1, 1.0)
+
+_FAILURES: dict[str, type[AtollError]] = {
+    "refused": Refused,
+    "unreachable": Unreachable,
+    "quorum": QuorumLost,
+    "left_out": QuorumLost,
+    "ended": QuorumLost,
+    "diverged": Diverged,
+}
+
+_log = log.get(__name__)
+
+
+class Attendant:
+    """Feeds one member machine. `progress` (step, phase) may be set by any thread; the rest belongs to the
+    loop.
+    """
+
+    def __init__(
+        self,
+        who: Credentials,
+        desk: Desk,
+        *,
+        on_abort: Callable[[OpId], None],
+        on_session_key: Callable[[bytes], None],
+        connect_s: float,
+        reach_s: float,
+    ) -> None:
+        self.progress = (0, "connecting")
+        self._who = who
+        self._desk = desk
+        self._on_abort = on_abort
+        self._on_session_key = on_session_key
+        self._connect_s = connect_s
+        self._reach_s = reach_s
+        self._clock = MonotonicClock()
+        self._jitter = random.Random()  # not the global generator: that one belongs to the user's training
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._linked = asyncio.Event()
+        self._outbox: asyncio.Queue[Message] = asyncio.Queue(OUTBOX_MESSAGES)
+        self._session_key: bytes | None = None
+        self._last_heard_s = 0.0
+        self._missed = ""
+
+    async def run(self) -> None:
+        """Until stopped, or membership ends (then the desk says why). Raises Unreachable and Refused."""
+        self._task = asyncio.current_task()
+        if self._stopped:
+            return
+        with contextlib.suppress(asyncio.CancelledError):
+            link = await self._reach_first()
+            begun = member.start(self._who.peer, link.admission.timeouts, self._clock.now_s())
+            self._state = begun.state
+            pulse = asyncio.create_task(self._pulse(link.admission.timeouts.heartbeat_s))
+            try:
+                while True:
+                    await self._follow(link)
+                    link = await self._reach_again(link.admission.timeouts.connect_s)
+            finally:
+                pulse.cancel()
+
+    # ---- called on the loop by the client ------------------------------------------------------------------
+
+    def say(self, message: PeerMessage) -> None:
+        self._step(TrainerSaid(message))
+
+    def leave(self, message: Leave, timeout_s: float, said: Callable[[], None]) -> None:
+        """Say goodbye on the present connection, or the next one if it comes in time; then call `said`."""
+        self._leaving = asyncio.create_task(self._leave(message, timeout_s, said))
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _leave(self, message: Leave, timeout_s: float, said: Callable[[], None]) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._linked.wait()
+                self.say(message)
+                await self._outbox.join()
+        said()
+
+    # ---- the connection ------------------------------------------------------------------------------------
+
+    async def _reach_first(self) -> Link:
+        deadline_s = self._clock.now_s() + self._reach_s
+        async for pause_s in self._attempts():
+            remaining_s = deadline_s - self._clock.now_s()
+            try:
+                return await open_link(self._who, max(0.05, min(self._connect_s, remaining_s)))
+            except NotReachedError as why:
+                self._missed = str(why)
+            if self._clock.now_s() + pause_s >= deadline_s:
+                break
+        raise Unreachable(
+            f"no coordinator at {self._who.address} in {self._reach_s:.3g} s ({self._missed}); start one "
+            "with `atoll coordinator`, check the address, or start before it with --wait"
+        )
+
+    async def _reach_again(self, connect_s: float) -> Link:
+        """For as long as the machine waits for a lost coordinator: its Fail ends this."""
+        async for _ in self._attempts():
+            try:
+                return await open_link(self._who, connect_s)
+            except NotReachedError as why:
+                missed = str(why)
+            except Refused as refusal:  # said without proof of the token: perhaps not our coordinator at all
+                missed = str(refusal)
+            if missed != self._missed:
+                _log.warning(
+                    "cannot reach the coordinator at %s: %s; trying again", self._who.address, missed
+                )
+            self._missed = missed
+        raise AssertionError("attempts never end")
+
+    async def _attempts(self) -> Any:
+        """Endless, with growing and jittered pauses between; yields the next pause in seconds."""
+        pause_s, longest_s = BACKOFF_S
+        while True:
+            jittered_s = pause_s * self._jitter.uniform(0.5, 1.0)
+            yield jittered_s
+            await asyncio.sleep(jittered_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    async def _follow(self, link: Link) -> None:
+        """One connection, from proof to its end."""
+        self._missed = ""
+        self._last_heard_s = self._clock.now_s()
+        self._outbox = asyncio.Queue(OUTBOX_MESSAGES)
+        self._link = link
+        self._note_admission(link.admission)
+        sender = asyncio.create_task(self._empty_outbox(link, self._outbox))
+        self._linked.set()
+        try:
+            self._beat()
+            self._step(Connected(link.admission.term))
+            while (message := await link.receive()) is not None:
+                self._last_heard_s = self._clock.now_s()
+                self._hear(message)
+        finally:
+            self._linked.clear()
+            sender.cancel()
+            await link.close()
+        self._step(Disconnected())
+
+    def _note_admission(self, admission: Admission) -> None:
+        key, self._session_key = self._session_key, admission.session_key
+        self._desk.lay_admission(admission)
+        if key is not None and key != admission.session_key:
+            self._on_session_key(admission.session_key)
+
+    async def _empty_outbox(self, link: Link, outbox: asyncio.Queue[Message]) -> None:
+        with contextlib.suppress(OSError):  # the receiving side notices, and reconnects
+            while True:
+                await link.send(await outbox.get())
+                outbox.task_done()
+
+    async def _pulse(self, heartbeat_s: float) -> None:
+        """Four ticks to a heartbeat; drops a connection on which nothing was heard for dead_s."""
+        last_s = self._clock.now_s()
+        for count in itertools.count(1):
+            await asyncio.sleep(heartbeat_s / 4)
+            now_s = self._clock.now_s()
+            if now_s - last_s > heartbeat_s:
+                self._last_heard_s = now_s  # this process slept: what was said meanwhile waits to be read
+            last_s = now_s
+            self._step(Tick())
+            if count % 4 == 0:
+                self._beat()
+            if self._linked.is_set() and now_s - self._last_heard_s > self._link.admission.timeouts.dead_s:
+                _log.warning(
+                    "nothing heard from the coordinator for %.1f s; connecting again",
+                    now_s - self._last_heard_s,
+                )
+                await self._link.close()
+
+    # ---- the machine ---------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        self._send(Heartbeat(*self.progress))
+
+    def _hear(self, message: CoordinatorMessage) -> None:
+        if isinstance(message, View):
+            self._desk.lay_view(message)
+        self._step(CoordinatorSaid(message))
+
+    def _step(self, event: MemberEvent) -> None:
+        try:
+            step = member.step(self._state, event, self._clock.now_s())
+            self._state = step.state
+            for effect in step.effects:
+                self._carry_out(effect)
+        except Exception as error:  # a fault of ours: the training thread must hear of it
+            self._end(error)
+
+    def _carry_out(self, effect: steps.Effect) -> None:
+        match effect:
+            case steps.Send(_, message):
+                self._send(message)
+            case steps.Order(order):
+                self._desk.lay_order(order)
+            case steps.AbortAttempt(op, reason):
+                _log.info("attempt %s is given up: %s", op, reason)
+                self._on_abort(op)
+            case steps.RequestFreeze(round):
+                self._desk.lay_freeze(round)
+            case steps.CloseConnection():
+                self._closing = asyncio.create_task(self._link.close())
+            case steps.Fail(kind, reason):
+                also = f" (last: {self._missed})" if kind == "unreachable" and self._missed else ""
+                self._end(_FAILURES[kind](reason + also))
+            case _:
+                raise AssertionError(f"not an effect of a member: {effect!r}")
+
+    def _send(self, message: Message) -> None:
+        """Lost if there is no connection: the machine says it again when there is one."""
+        if self._linked.is_set() and not self._outbox.full():
+            self._outbox.put_nowait(message)
+
+    def _end(self, failure: Exception) -> None:
+        self._desk.lay_failure(failure)
+        self.stop()

@@ -1,0 +1,90 @@
+"""Proof of the run's token, both ways, without sending it; and the sealed session key. Pure: bytes in, bytes
+out.
+
+Both sides draw a nonce for each connection. A *proof* is an HMAC-SHA256 under the token over a label of its
+direction and everything that the connection is about, so it is worth nothing on another connection, for
+another peer, or in the other direction. The coordinator's proof also covers the *sealed* session key: the
+run's key for the engines, XORed with a pad that only holders of the token can compute for these two nonces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+
+import msgspec
+
+from atoll.errors import ConfigError
+
+MIN_TOKEN_CHARS = 16
+NONCE_BYTES = 32
+SESSION_KEY_BYTES = 32
+
+_PEER = b"atoll peer"
+_COORDINATOR = b"atoll coordinator"
+_SEAL = b"atoll seal"
+
+
+def new_token() -> str:
+    """A fresh run token: 43 characters that are safe in files, shells and URLs."""
+    return secrets.token_urlsafe(32)
+
+
+def check_token(token: bytes) -> None:
+    """Raises ConfigError if the token is too short to resist guessing. The message never holds the token."""
+    if len(token) < MIN_TOKEN_CHARS:
+        raise ConfigError(
+            f"the run token has {len(token)} characters and needs at least {MIN_TOKEN_CHARS}; "
+            "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        )
+
+
+def new_nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def new_session_key() -> bytes:
+    return secrets.token_bytes(SESSION_KEY_BYTES)
+
+
+class Handshake(msgspec.Struct, frozen=True, kw_only=True):
+    """What one connection is about; both sides must hold equal values for a proof to fit."""
+
+    protocol: int
+    run: str
+    peer: str
+    incarnation: str
+    server_nonce: bytes
+    client_nonce: bytes
+
+    def peer_proof(self, token: bytes) -> bytes:
+        return self._mac(token, _PEER)
+
+    def peer_proof_fits(self, token: bytes, proof: bytes) -> bool:
+        fresh = len(self.client_nonce) == NONCE_BYTES == len(self.server_nonce)
+        return hmac.compare_digest(self.peer_proof(token), proof) and fresh
+
+    def coordinator_proof(self, token: bytes, sealed_session_key: bytes) -> bytes:
+        return self._mac(token, _COORDINATOR, sealed_session_key)
+
+    def coordinator_proof_fits(self, token: bytes, sealed_session_key: bytes, proof: bytes) -> bool:
+        whole = len(sealed_session_key) == SESSION_KEY_BYTES
+        return hmac.compare_digest(self.coordinator_proof(token, sealed_session_key), proof) and whole
+
+    def seal(self, token: bytes, session_key: bytes) -> bytes:
+        """Hide the session key from whoever lacks the token; applied twice it gives the key back."""
+        pad = self._mac(token, _SEAL)
+        return bytes(a ^ b for a, b in zip(pad, session_key, strict=True))
+
+    unseal = seal
+
+    def _mac(self, token: bytes, label: bytes, *more: bytes) -> bytes:
+        about = (self.run.encode(), self.peer.encode(), self.incarnation.encode())
+        fields = (label, str(self.protocol).encode(), *about, self.server_nonce, self.client_nonce, *more)
+        mac = hmac.new(token, digestmod=hashlib.sha256)
+        for field in fields:
+            mac.update(struct.pack("<I", len(field)))  # so that no two lists of fields read alike
+            mac.update(field)
+        return mac.digest()

@@ -1,0 +1,199 @@
+"""The coordinator's half of the protocol, as a pure machine: (state, event, now) -> (state, effects, reason).
+
+It decides membership and rounds; it never touches weights, opens nothing, and asks no clock. What is heard is
+recorded first (`admission`, `declaration`, `rounds`, `verdicts`), then everything that follows from the new
+facts is decided in one fixed order (`_settle`). A crash between two effects loses nothing: what must survive
+is journaled before it is sent, and `start` goes on from the journal under a higher term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from atoll.membership import admission, declaration, liveness, rounds, verdicts
+from atoll.membership.coordinator_state import (
+    CoordinatorState,
+    Draft,
+    MakeLanes,
+    PeerRecord,
+    counted,
+    ids,
+    listed,
+)
+from atoll.membership.differences import settings_difference
+from atoll.membership.messages import Applied, Declare, Heartbeat, HeartbeatAck, Leave, Ready, Scalar, Vote
+from atoll.membership.replay import replay
+from atoll.membership.settings import CoordinatorSettings
+from atoll.membership.steps import (
+    CloseConnection,
+    CoordinatorEvent,
+    Finish,
+    Journal,
+    JournalRecord,
+    PeerArrived,
+    PeerDropped,
+    PeerSaid,
+    Step,
+    TermRaised,
+    Tick,
+)
+
+__all__ = ["CoordinatorState", "is_fenced", "start", "step"]
+
+
+def start(
+    settings: CoordinatorSettings,
+    records: Sequence[JournalRecord],
+    session_key: bytes,
+    run_settings: dict[str, Scalar] | None,
+    now_s: float,
+) -> Step[CoordinatorState]:
+    """Begin a run, or go on with the one whose journal holds `records`; the new term is journaled first.
+
+    `session_key` is used if the journal has none. A journal of a run with other settings is refused: Finish,
+    exit 2.
+    """
+    state = replay(settings, records, session_key, run_settings, now_s)
+    if run_settings is not None and state.run_settings is not None:
+        journaled = {key: value for key, value in state.run_settings.items() if key in run_settings}
+        difference = settings_difference(journaled, run_settings, "the coordinator's configuration")
+        if difference is not None:
+            reason = (
+                f"the journal belongs to a run with other settings: {difference}; "
+                "use another journal or another run name"
+            )
+            return Step(replace(state, over=reason), (Finish(reason, 2),), reason)
+    if not records:
+        wanted = counted(settings.start_peers, "peer")
+        reason = f"run {settings.run} begins: term {state.term}, waiting for {wanted}"
+    else:
+        expected = listed(ids(state.members()))
+        where = f"at version {state.version}: term {state.term}"
+        reason = f"run {settings.run} goes on {where}, waiting for {expected}"
+    return Step(state, (Journal(TermRaised(term=state.term, session_key=state.session_key)),), reason)
+
+
+def step(
+    state: CoordinatorState, event: CoordinatorEvent, now_s: float, *, make_lanes: MakeLanes
+) -> Step[CoordinatorState]:
+    """Take in one event at `now_s` (monotonic seconds). `make_lanes(members oldest first, broken links)`
+    gives the members to drop because no lane avoids the links, and the lanes for the rest. Never raises
+    for what peers do.
+    """
+    if state.over:
+        return Step(state, (), state.over)
+    state, effective_s = liveness.pass_time(state, now_s)
+    draft = Draft(state, effective_s, make_lanes)
+    settles = _record(draft, event)
+    return draft.step(_settle(draft) if settles else "")
+
+
+def is_fenced(state: CoordinatorState, peer: str, incarnation: str) -> bool:
+    """Whether a newer process took over this peer's id; connections of the old one are not to be accepted."""
+    return state.is_fenced(peer, incarnation)
+
+
+def _record(draft: Draft, event: CoordinatorEvent) -> bool:
+    """Take note of what happened; returns whether anything may have to be decided because of it."""
+    match event:
+        case Tick():
+            return True
+        case PeerArrived():
+            admission.arrive(draft, event)
+            return True
+    record = draft.state.peers.get(event.peer)
+    if record is None or record.incarnation != event.incarnation:
+        _hear_stranger(draft, event)
+        return False
+    if isinstance(event, PeerDropped):
+        admission.drop(draft, record, event)
+        return True
+    return _hear(draft, record, event)
+
+
+def _hear_stranger(draft: Draft, event: PeerSaid | PeerDropped) -> None:
+    """An old process under a known id has no voice; a peer that was lost has to connect and declare anew."""
+    if event.peer in draft.state.peers or draft.state.is_fenced(event.peer, event.incarnation):
+        draft.because(f"ignored an old process of {event.peer}")
+    elif isinstance(event, PeerSaid) and not isinstance(event.message, Leave):
+        draft.effects.append(CloseConnection(event.peer, event.incarnation))
+        draft.because(f"{event.peer} is no member any more: it has to connect and declare again")
+    else:
+        draft.because(f"{event.peer} is gone")
+
+
+def _hear(draft: Draft, record: PeerRecord, event: PeerSaid) -> bool:
+    message = event.message
+    if isinstance(message, Heartbeat):
+        _hear_heartbeat(draft, record, message)
+        return False
+    record = replace(record, heard_s=draft.now_s)
+    draft.put(record)
+    match message:
+        case Declare():
+            declaration.declare(draft, record, message)
+        case Leave():
+            admission.leave(draft, record, message)
+        case _ if not record.member:
+            draft.because(f"ignored what {record.peer} says before it declares")
+        case Ready():
+            rounds.record_ready(draft, record, message)
+        case Vote():
+            verdicts.record_vote(draft, record, message)
+        case Applied():
+            rounds.record_applied(draft, record, message)
+        case _:
+            draft.because(f"ignored a second {type(message).__name__} of {record.peer}")
+    return True
+
+
+def _hear_heartbeat(draft: Draft, record: PeerRecord, message: Heartbeat) -> None:
+    moved = message.step > record.step
+    draft.put(
+        replace(
+            record,
+            heard_s=draft.now_s,
+            step=max(message.step, record.step),
+            moved_s=draft.now_s if moved else record.moved_s,
+        )
+    )
+    draft.send(record.peer, HeartbeatAck(term=draft.state.term))
+    draft.because(f"{record.peer} lives, at step {message.step}")
+
+
+def _settle(draft: Draft) -> str:
+    """Decide until nothing more follows from the recorded facts; returns what is waited for now."""
+    liveness.lose_silent(draft)
+    while True:
+        before = draft.state
+        waiting = _decide(draft)
+        if draft.state is before or draft.state.over:
+            return waiting
+
+
+def _decide(draft: Draft) -> str:
+    verdicts.settle_attempt(draft)
+    _start_run(draft)
+    _end_run(draft)
+    return draft.state.over or rounds.advance_round(draft)
+
+
+def _start_run(draft: Draft) -> None:
+    state = draft.state
+    members = state.members()
+    if state.started or len(members) < state.settings.start_peers:
+        return
+    peers = {peer: replace(record, moved_s=draft.now_s) for peer, record in state.peers.items()}
+    draft.set(started=True, peers=peers, begun_s=draft.now_s + state.paused_s)
+    reason = f"the run starts with {listed(ids(members))}"
+    draft.because(reason)
+    draft.members_changed(reason)
+
+
+def _end_run(draft: Draft) -> None:
+    if draft.state.started and draft.state.done and not draft.state.members():
+        draft.finish(f"the run is done at version {draft.state.version}: all peers left", 0)
+        return
+    liveness.watch_quorum(draft)

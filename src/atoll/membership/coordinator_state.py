@@ -1,0 +1,266 @@
+"""What the coordinator machine knows, as frozen values, and the draft that one step works on.
+
+`CoordinatorState` is never changed in place: a step makes a `Draft` of it, records what was heard, decides,
+and hands back a new state with the effects in order. Times are seconds of the coordinator's own clock, less
+its own pauses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from atoll import events
+from atoll.membership.messages import Message, Ready, Scalar, Verdict, View, Vote
+from atoll.membership.settings import CoordinatorSettings, Timeouts
+from atoll.membership.steps import (
+    CloseConnection,
+    Effect,
+    Emit,
+    Finish,
+    Journal,
+    JournalRecord,
+    MembersChanged,
+    Send,
+    Step,
+)
+from atoll.values import Edge, Lane, ParameterInfo, Plan, RankInfo
+
+MakeLanes = Callable[[tuple[str, ...], frozenset[Edge]], tuple[frozenset[str], tuple[Lane, ...]]]
+Layout = dict[str, ParameterInfo]
+
+_GONE_REMEMBERED = 128
+
+
+class PeerRecord(msgspec.Struct, frozen=True):
+    """One peer as the coordinator sees it. A peer that a restarted coordinator waits for has no incarnation
+    yet.
+
+    `digest` is what it reported for the newest version, "" while it has not. `moved_s` is when it last made
+    progress.
+    """
+
+    peer: str
+    incarnation: str
+    heard_s: float
+    connected: bool = True
+    dropped_s: float = 0.0
+    member: bool = False
+    ranks: tuple[RankInfo, ...] = ()
+    digest: str = ""
+    step: int = 0
+    moved_s: float = 0.0
+    ready: Ready | None = None
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One try at the open round. `failed` says why it cannot be committed any more; "" while it still can.
+
+    `incarnations` are the processes that were planned: another process under the same id does not count.
+    """
+
+    plan: Plan
+    incarnations: dict[str, str]
+    left_out: dict[str, str]
+    norms: tuple[float, ...]
+    due_s: float
+    votes: dict[str, Vote] = {}
+    failed: str = ""
+
+
+class OpenRound(msgspec.Struct, frozen=True):
+    """The round that has no verdict yet, and what was tried.
+
+    `first_ready_s`, `quorum_s` and `closed_s` are when a first member was ready, enough of them were, and the
+    others were asked to freeze. `broken` are links that failed in this round; `links_forgiven` once they were
+    tried again although no lane avoided them; `results_differed` once the members' results did.
+    """
+
+    number: int
+    first_ready_s: float | None = None
+    quorum_s: float | None = None
+    closed_s: float | None = None
+    attempts: int = 0
+    attempt: Attempt | None = None
+    broken: frozenset[Edge] = frozenset()
+    links_forgiven: bool = False
+    results_differed: bool = False
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A process that was a member. `fenced`: a newer process has its name, so it has no voice any more."""
+
+    process: tuple[str, str]
+    fenced: bool
+
+
+class CoordinatorState(msgspec.Struct, frozen=True):
+    """Everything the coordinator machine knows. `peers` is in the order of joining, oldest first.
+
+    `digest` is the agreed digest of the newest version's state, "" until the members reported it. `commit` is
+    the last committed verdict, `verdict` the last of any outcome. `norms` are the medians of the last
+    committed rounds. `short_since_s` is since when there are too few members. `over` says why the run ended,
+    "" while it goes on.
+    """
+
+    settings: CoordinatorSettings
+    term: int
+    session_key: bytes
+    begun_s: float
+    last_s: float
+    paused_s: float = 0.0
+    peers: dict[str, PeerRecord] = {}
+    round: OpenRound = OpenRound(number=1)
+    version: int = 0
+    digest: str = ""
+    layout: Layout | None = None
+    run_settings: dict[str, Scalar] | None = None
+    commit: Verdict | None = None
+    verdict: Verdict | None = None
+    norms: tuple[float, ...] = ()
+    started: bool = False
+    done: bool = False
+    elapsed_before_s: float = 0.0
+    short_since_s: float | None = None
+    gone: tuple[Gone, ...] = ()
+    over: str = ""
+
+    def members(self) -> tuple[PeerRecord, ...]:
+        """The living members, oldest first; those that a restarted coordinator still waits for included."""
+        return tuple(record for record in self.peers.values() if record.member)
+
+    def is_fenced(self, peer: str, incarnation: str) -> bool:
+        """Whether a newer process took over this peer's id; connections of the old one are not to be
+        accepted.
+        """
+        return any(gone.fenced and gone.process == (peer, incarnation) for gone in self.gone)
+
+    def ending(self) -> bool:
+        """Whether the last verdict was the run's last."""
+        return self.verdict is not None and self.verdict.ends
+
+
+class Draft:
+    """One step in the making: the state so far, the effects in order, and the sentences that explain them."""
+
+    def __init__(self, state: CoordinatorState, now_s: float, make_lanes: MakeLanes) -> None:
+        self.state = state
+        self.now_s = now_s
+        self.make_lanes = make_lanes
+        self.effects: list[Effect] = []
+        self.reasons: list[str] = []
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return self.state.settings.timeouts
+
+    def elapsed_s(self) -> float:
+        """The run's age: the time of earlier coordinators and this one's, pauses included."""
+        state = self.state
+        return state.elapsed_before_s + self.now_s + state.paused_s - state.begun_s
+
+    def set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def set_round(self, **changes: Any) -> None:
+        self.set(round=replace(self.state.round, **changes))
+
+    def set_attempt(self, **changes: Any) -> None:
+        attempt = self.state.round.attempt
+        assert attempt is not None
+        self.set_round(attempt=replace(attempt, **changes))
+
+    def put(self, record: PeerRecord) -> None:
+        """Add or update one peer's record; a new one is the youngest."""
+        self.set(peers={**self.state.peers, record.peer: record})
+
+    def remove(self, peer: str, *, fenced: bool = False) -> None:
+        """Forget a peer's record, but not that its process took part."""
+        peers = dict(self.state.peers)
+        record = peers.pop(peer)
+        gone = self.state.gone
+        if record.incarnation and (record.member or fenced):
+            gone = (*gone, Gone((peer, record.incarnation), fenced))[-_GONE_REMEMBERED:]
+        self.set(peers=peers, gone=gone)
+
+    def fence_gone(self, peer: str, incarnation: str) -> None:
+        """A process that was lost must not take its id back from this newer one."""
+        if any(gone.process[0] == peer and gone.process[1] != incarnation for gone in self.state.gone):
+            self.set(
+                gone=tuple(
+                    replace(gone, fenced=True)
+                    if gone.process[0] == peer and gone.process[1] != incarnation
+                    else gone
+                    for gone in self.state.gone
+                )
+            )
+
+    def send(self, peer: str, message: Message) -> None:
+        """To a peer that is not connected nothing is sent: it hears the newest when it declares again."""
+        record = self.state.peers.get(peer)
+        if record is not None and record.connected:
+            self.effects.append(Send(peer, message))
+
+    def journal(self, record: JournalRecord) -> None:
+        self.effects.append(Journal(record))
+
+    def emit(self, event: events.Event) -> None:
+        self.effects.append(Emit(event))
+
+    def close(self, record: PeerRecord) -> None:
+        if record.connected:
+            self.effects.append(CloseConnection(record.peer, record.incarnation))
+
+    def because(self, sentence: str) -> None:
+        self.reasons.append(sentence)
+
+    def finish(self, reason: str, exit_code: int) -> None:
+        self.set(over=reason)
+        self.effects.append(Finish(reason, exit_code))
+        self.because(reason)
+
+    def members_changed(self, reason: str) -> None:
+        """Journal who is a member now, and tell the members."""
+        state = self.state
+        members = ids(state.members())
+        self.journal(MembersChanged(members=members, started=state.started, done=state.done))
+        view = self.view(reason)
+        for peer in members:
+            self.send(peer, view)
+
+    def view(self, reason: str) -> View:
+        state = self.state
+        return View(
+            term=state.term,
+            version=state.version,
+            round=state.round.number - 1,
+            members=ids(state.members()),
+            started=state.started,
+            reason=reason,
+        )
+
+    def step(self, otherwise: str) -> Step[CoordinatorState]:
+        return Step(self.state, tuple(self.effects), "; ".join(self.reasons) or otherwise)
+
+
+def ids(records: tuple[PeerRecord, ...]) -> tuple[str, ...]:
+    return tuple(record.peer for record in records)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in one phrase, "nobody" if there is none."""
+    return ", ".join(sorted(names)) or "nobody"
+
+
+def majority(values: Iterable[str]) -> str:
+    """The most frequent value; of equally frequent ones, the first."""
+    return Counter(values).most_common(1)[0][0]
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 member", "2 members"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,75 @@
+"""Whose update enters a round's sum, and with which weight: one pure decision, the same for all members.
+
+A peer that took no step, or saw no token, is absent to the bit. Left out are updates that are not finite, and
+those whose norm is above `norm_limit` x the median of this round's norms and of the last committed rounds'
+(one median each). Norms of zero say nothing about what is usual and do not count; the median has a floor, so
+that a run whose updates vanish does not start to reject rounding noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from atoll.membership.messages import Ready
+from atoll.values import Contribution
+
+NORM_FLOOR = 1e-8
+REMEMBERED_NORMS = 8
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """`contributions` sorted by peer, weights divided by their common divisor; `left_out` says why, by peer.
+
+    `idle` are the peers without work: absent, but not at fault.
+    """
+
+    contributions: tuple[Contribution, ...]
+    left_out: dict[str, str]
+    idle: tuple[str, ...]
+    norms: tuple[float, ...]
+
+
+def select(
+    readies: Mapping[str, Ready], committed_norms: Sequence[float], *, norm_limit: float, equal: bool
+) -> Selection:
+    """Decide over the round's `readies` (by peer). `equal`: every contributor weighs 1, not its tokens."""
+    worked = {peer: ready for peer, ready in sorted(readies.items()) if ready.steps > 0 and ready.tokens > 0}
+    left_out = {
+        peer: f"its update is not finite (norm {ready.norm:g} after {ready.steps} steps)"
+        for peer, ready in worked.items()
+        if not (ready.finite and math.isfinite(ready.norm))
+    }
+    finite = {peer: ready for peer, ready in worked.items() if peer not in left_out}
+    usual = usual_norm([ready.norm for ready in finite.values()], committed_norms)
+    for peer, ready in finite.items():
+        if usual is not None and ready.norm > norm_limit * usual:
+            left_out[peer] = (
+                f"the norm of its update is {ready.norm:.4g}, above norm_limit = {norm_limit:g} x "
+                f"the median {usual:.4g}"
+            )
+    chosen = {peer: ready for peer, ready in finite.items() if peer not in left_out}
+    weights = [1 if equal else ready.tokens for ready in chosen.values()]
+    divisor = math.gcd(*weights) if weights else 1
+    return Selection(
+        contributions=tuple(Contribution(p, w // divisor) for p, w in zip(chosen, weights, strict=True)),
+        left_out=left_out,
+        idle=tuple(sorted(set(readies) - set(worked))),
+        norms=tuple(ready.norm for ready in chosen.values()),
+    )
+
+
+def usual_norm(norms: Sequence[float], committed_norms: Sequence[float]) -> float | None:
+    """The median that norms are held against; None while there is nothing to compare with."""
+    positive = [norm for norm in (*norms, *committed_norms) if norm > 0]
+    return max(median(positive), NORM_FLOOR) if positive else None
+
+
+def remember_norms(committed_norms: Sequence[float], norms: Sequence[float]) -> tuple[float, ...]:
+    """The medians of the last committed rounds, the one with `norms` included."""
+    positive = [norm for norm in norms if norm > 0]
+    newest = (median(positive),) if positive else ()
+    return (*committed_norms, *newest)[-REMEMBERED_NORMS:]

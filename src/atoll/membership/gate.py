@@ -1,0 +1,218 @@
+"""Everything before proof: listening, the limits on strangers, and the challenge.
+
+A stranger is a connection that has not proved the run's token. There are at most `MAX_STRANGERS`, each for at
+most `PROVE_S` and one message of `PART_BYTES`; when one more comes, the oldest goes. A peer proves in one
+round trip, so idle strangers cannot keep it out. However many come, they cost one log line every
+`NOTE_EVERY_S`. Runs on the coordinator's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from atoll import log
+from atoll.errors import LocalError
+from atoll.membership import auth, messages
+from atoll.membership.messages import Challenge, Connect, Refused
+
+MAX_STRANGERS = 64
+PROVE_S = 5.0
+NOTE_EVERY_S = 10.0
+MAX_NAME_CHARS = 128
+
+_log = log.get(__name__)
+
+
+class Gate:
+    """Counts the strangers and shows them out."""
+
+    def __init__(self) -> None:
+        self._strangers: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        self._turned_away = 0
+        self._next_note_s = 0.0
+
+    def enter(self, transport: asyncio.Transport) -> None:
+        """A connection was accepted: its time begins."""
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._forget_closed()
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._expel(
+                next(iter(self._strangers)), f"{MAX_STRANGERS} connections at once had proved nothing"
+            )
+        timer = asyncio.get_running_loop().call_later(
+            PROVE_S, self._expel, transport, f"no proof in {PROVE_S:g} s"
+        )
+        self._strangers[transport] = timer
+
+    def proved(self, transport: asyncio.Transport) -> None:
+        """The connection is a peer's from now on."""
+        if timer := self._strangers.pop(transport, None):
+            timer.cancel()
+
+    def note(self, address: str, why: str) -> None:
+        """Someone was turned away: counted, and told to people now and then."""
+        self._turned_away += 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._next_note_s:
+            _log.warning(
+                "turned away %d connections that proved nothing; the latest from %s: %s",
+                self._turned_away,
+                address,
+                why,
+            )
+            self._turned_away, self._next_note_s = 0, now_s + NOTE_EVERY_S
+
+    def close(self) -> None:
+        """Show everyone out."""
+        for transport, timer in self._strangers.items():
+            timer.cancel()
+            transport.abort()
+        self._strangers.clear()
+
+    def _expel(self, transport: asyncio.Transport, why: str) -> None:
+        self._strangers.pop(transport).cancel()
+        if not transport.is_closing():
+            self.note(address_of(transport), why)
+            transport.abort()
+
+    def _forget_closed(self) -> None:
+        for transport in [each for each in self._strangers if each.is_closing()]:
+            self._strangers.pop(transport).cancel()
+
+
+async def admit_connections(
+    listener: socket.socket, gate: Gate, protocol_factory: Callable[[], asyncio.Protocol]
+) -> None:
+    """Accept for ever; every connection enters the gate before a byte of it is read."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            accepted, _ = await loop.sock_accept(listener)
+        except OSError as error:
+            if error.errno not in (
+                errno.EMFILE,
+                errno.ENFILE,
+                errno.ECONNABORTED,
+                errno.ENOBUFS,
+                errno.ENOMEM,
+            ):
+                raise
+            await asyncio.sleep(0.1)  # out of descriptors for now: strangers time out and give theirs back
+            continue
+        transport, _ = await loop.connect_accepted_socket(protocol_factory, accepted)
+        gate.enter(transport)
+
+
+def listen_on(host: str, port: int) -> list[socket.socket]:
+    """Sockets on all addresses of `host`, all with one port (`port` 0: any free one). Raises LocalError."""
+    listeners: list[socket.socket] = []
+    try:
+        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(infos):
+            try:
+                listeners.append(_listen(family, (address[0], port, *address[2:])))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) or len(infos) == 1:
+                    raise
+            else:
+                port = listeners[0].getsockname()[1]
+        if not listeners:
+            raise OSError(errno.EADDRNOTAVAIL, "cannot assign requested address")
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        raise LocalError(_bind_failure(host, port, error)) from error
+    return listeners
+
+
+def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(128)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind_failure(host: str, port: int, error: OSError) -> str:
+    where = f"{host or '*'}:{port}"
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"cannot listen on {where}: the port is in use; stop the other process or choose another port"
+            )
+        case errno.EACCES:
+            return f"cannot listen on {where}: not permitted; choose a port above 1023"
+    return f"cannot listen on {where}: {error.strerror or error}; give an address of this machine"
+
+
+async def prove(websocket: web.WebSocketResponse, run: str, token: bytes) -> auth.Handshake | Refused | None:
+    """Challenge a stranger. Returns the proven handshake, or what to refuse it with; None for nonsense."""
+    nonce = auth.new_nonce()
+    await websocket.send_bytes(messages.encode(Challenge(protocol=messages.PROTOCOL, nonce=nonce)))
+    connect = await _receive_connect(websocket)
+    if connect is None:
+        return None
+    if connect.protocol != messages.PROTOCOL:
+        return Refused(
+            "protocol",
+            f"this peer speaks protocol {connect.protocol} (Atoll {connect.package[:32]!r}), the coordinator "
+            f"{messages.PROTOCOL}; install the same version of Atoll on both",
+        )
+    handshake = auth.Handshake(
+        protocol=connect.protocol,
+        run=connect.run,
+        peer=connect.peer,
+        incarnation=connect.incarnation,
+        server_nonce=nonce,
+        client_nonce=connect.nonce,
+    )
+    if not handshake.peer_proof_fits(token, connect.proof):
+        return Refused(
+            "token", "the run token does not fit; give this peer and the coordinator the same token"
+        )
+    return _misfit(handshake, run) or handshake
+
+
+def _misfit(handshake: auth.Handshake, run: str) -> Refused | None:
+    """Said only to holders of the token."""
+    if handshake.run != run:
+        return Refused(
+            "run", f"this coordinator runs {run!r}, not {handshake.run!r}; check run.name and the address"
+        )
+    for name in (handshake.peer, handshake.incarnation):
+        if not (name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS):
+            return Refused(
+                "peer",
+                f"{name[:MAX_NAME_CHARS]!r} is no name: it needs 1 to {MAX_NAME_CHARS} printable characters",
+            )
+    return None
+
+
+async def _receive_connect(websocket: web.WebSocketResponse) -> Connect | None:
+    frame = await websocket.receive()
+    if frame.type is not WSMsgType.BINARY:
+        return None
+    try:
+        message = messages.decode_from_peer(frame.data)
+    except msgspec.MsgspecError:
+        return None
+    return message if isinstance(message, Connect) else None
+
+
+def address_of(transport: asyncio.BaseTransport | None) -> str:
+    """The other side's IP address, or "unknown" once it is gone."""
+    name = transport.get_extra_info("peername") if transport else None
+    return str(name[0]) if name else "unknown"

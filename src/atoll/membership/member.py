@@ -1,0 +1,312 @@
+"""A peer's half of the protocol, as a pure machine: (state, event, now) -> (state, effects, reason).
+
+A peer trains only in LOCAL. From its `ready` on it waits, whatever happens to the connection, until it is
+told the round's verdict: it repeats what it said after every reconnect, obeys a newer attempt at the same
+round, and obeys one verdict once. It steps only on a committed verdict for the result that it holds and voted
+yes for; a run that went on without it is over for it. While it waits it gives a lost coordinator
+`coordinator_lost_s`; in LOCAL it goes on training and waits at the next `ready`.
+
+    CONNECTING -> DECLARING -> LOCAL -> READY -> REDUCING -> VOTED -> APPLYING -> LOCAL ...     OVER
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from atoll.membership.member_state import IN_ROUND, WAITING, MemberState, Phase
+from atoll.membership.messages import (
+    Abort,
+    Applied,
+    CoordinatorMessage,
+    Declare,
+    Ended,
+    Freeze,
+    HeartbeatAck,
+    Leave,
+    Message,
+    PeerMessage,
+    Ready,
+    Reduce,
+    Refused,
+    Verdict,
+    View,
+    Vote,
+)
+from atoll.membership.settings import Timeouts
+from atoll.membership.steps import (
+    AbortAttempt,
+    Connected,
+    CoordinatorSaid,
+    Disconnected,
+    Effect,
+    Fail,
+    MemberEvent,
+    Order,
+    RequestFreeze,
+    Send,
+    Step,
+    Tick,
+    TrainerSaid,
+)
+from atoll.values import Plan, TransferStats
+
+_NO_STATS = TransferStats()
+
+
+__all__ = ["MemberState", "Phase", "start", "step"]
+
+Outcome = Step[MemberState]
+
+
+def start(peer: str, timeouts: Timeouts, now_s: float) -> Outcome:
+    """A process that has not declared yet. `timeouts` are the coordinator's."""
+    return _step(MemberState(peer=peer, timeouts=timeouts, last_s=now_s, heard_s=now_s), f"{peer} begins")
+
+
+def step(state: MemberState, event: MemberEvent, now_s: float) -> Outcome:
+    """Take in one event at `now_s` (monotonic seconds). Asserts that the training thread keeps to the
+    phases.
+    """
+    if state.phase is Phase.OVER:
+        return _step(state, f"{state.peer} has left the run")
+    state = _pass_time(state, now_s)
+    match event:
+        case Tick():
+            return _tick(state, now_s)
+        case Connected(term=term):
+            return _connect(replace(state, connected=True, heard_s=now_s), term)
+        case Disconnected():
+            return _step(replace(state, connected=False), f"the connection is lost in phase {state.phase}")
+        case CoordinatorSaid(message=message):
+            return _hear(replace(state, heard_s=now_s), message)
+        case TrainerSaid(message=message):
+            return _say(state, message)
+
+
+def _step(state: MemberState, reason: str, *effects: Effect) -> Outcome:
+    return Step(state, effects, reason)
+
+
+def _send(state: MemberState, message: Message) -> tuple[Effect, ...]:
+    """Without a connection nothing is sent: everything is said again after the next one is made."""
+    return (Send("", message),) if state.connected else ()
+
+
+def _fail(state: MemberState, kind: str, reason: str) -> Outcome:
+    aborts = (AbortAttempt(state.op, reason),) if state.phase is Phase.REDUCING else ()
+    return _step(replace(state, phase=Phase.OVER), reason, *aborts, Fail(kind, reason))
+
+
+# ---- time and the connection -----------------------------------------------------------------------------
+
+
+def _pass_time(state: MemberState, now_s: float) -> MemberState:
+    """A silence longer than a heartbeat is our own pause (ticks come faster); it is not the coordinator's."""
+    gap_s = now_s - state.last_s
+    paused_s = gap_s if gap_s > state.timeouts.heartbeat_s else 0.0
+    return replace(state, last_s=now_s, heard_s=state.heard_s + paused_s)
+
+
+def _tick(state: MemberState, now_s: float) -> Outcome:
+    silent_s = now_s - state.heard_s
+    if state.phase not in WAITING or silent_s < state.timeouts.coordinator_lost_s:
+        return _step(state, f"{state.peer} is in phase {state.phase}, version {state.version}")
+    reason = (
+        f"nothing was heard from the coordinator for coordinator_lost_s = "
+        f"{state.timeouts.coordinator_lost_s:g} s while {state.peer} waited in phase {state.phase} "
+        f"(round {state.round + 1}, version {state.version}); "
+        "check that the coordinator runs and can be reached, then start this peer again"
+    )
+    return _fail(state, "unreachable", reason)
+
+
+def _connect(state: MemberState, term: int) -> Outcome:
+    """Say again what a coordinator may not have heard. Under a new term the attempt under way is dead."""
+    aborts: tuple[Effect, ...] = ()
+    if term > state.term and state.phase is Phase.REDUCING:
+        aborts = (AbortAttempt(state.op, f"the coordinator started again (term {term})"),)
+        state = replace(state, phase=Phase.READY)
+    state = replace(state, term=max(term, state.term))
+    if state.declare is None:
+        return _step(state, f"connected to the coordinator, term {state.term}", *aborts)
+    said = _send(state, _declaration(state))
+    if state.vote is not None and state.vote.op.term == state.term:
+        said += _send(state, state.vote)
+    what = (
+        f"waits for the verdict of round {state.pending.round}"
+        if state.pending
+        else f"is in phase {state.phase}"
+    )
+    return _step(
+        state, f"connected, term {state.term}: {state.peer} declares again and {what}", *aborts, *said
+    )
+
+
+def _declaration(state: MemberState) -> Declare:
+    assert state.declare is not None
+    return replace(
+        state.declare,
+        version=state.version,
+        round=state.round,
+        digest=state.digest,
+        pending=state.pending,
+    )
+
+
+# ---- the training thread ---------------------------------------------------------------------------------
+
+
+def _say(state: MemberState, message: PeerMessage) -> Outcome:
+    match message:
+        case Declare():
+            assert state.phase is Phase.CONNECTING, f"declared twice: phase {state.phase}"
+            state = replace(
+                state,
+                phase=Phase.DECLARING,
+                declare=message,
+                version=message.version,
+                round=message.round,
+                digest=message.digest,
+            )
+            return _step(state, f"{state.peer} declares version {state.version}", *_send(state, message))
+        case Ready():
+            return _say_ready(state, message)
+        case Vote():
+            return _say_vote(state, message)
+        case Applied():
+            assert state.applying is not None, f"nothing to apply in phase {state.phase}"
+            assert message.version == state.applying.version, "applied another version than the verdict's"
+            state = replace(
+                state, phase=Phase.LOCAL, version=message.version, digest=message.digest, applying=None
+            )
+            return _step(state, f"{state.peer} holds version {state.version}", *_send(state, message))
+        case Leave():
+            aborts = (AbortAttempt(state.op, message.reason),) if state.phase is Phase.REDUCING else ()
+            over = replace(state, phase=Phase.OVER)
+            return _step(over, f"{state.peer} leaves: {message.reason}", *aborts, *_send(state, message))
+        case _:
+            raise AssertionError(f"not for the training thread to say: {message!r}")
+
+
+def _say_ready(state: MemberState, message: Ready) -> Outcome:
+    """The round is the coordinator's to number: a round skipped meanwhile makes this `ready` the next
+    one's.
+    """
+    assert state.phase is Phase.LOCAL, f"ready in phase {state.phase}"
+    assert message.version == state.version, f"ready on version {message.version}, holds {state.version}"
+    pending = replace(message, round=state.round + 1)
+    state = replace(state, phase=Phase.READY, pending=pending, digest=message.digest)
+    return _step(state, f"{state.peer} is ready for round {pending.round}", *_send(state, pending))
+
+
+def _say_vote(state: MemberState, message: Vote) -> Outcome:
+    if state.phase is not Phase.REDUCING or message.op != state.op:
+        return _step(state, f"the vote on {message.op} is late: the attempt was given up already")
+    state = replace(state, phase=Phase.VOTED, vote=message)
+    answer = "yes" if message.ok else f"no ({message.reason})"
+    return _step(state, f"{state.peer} votes {answer} on {message.op}", *_send(state, message))
+
+
+# ---- the coordinator -------------------------------------------------------------------------------------
+
+
+def _hear(state: MemberState, message: CoordinatorMessage) -> Outcome:
+    match message:
+        case HeartbeatAck():
+            return _step(state, "the coordinator lives")
+        case View():
+            return _hear_view(state, message)
+        case Freeze():
+            return _hear_freeze(state, message)
+        case Reduce(plan=plan):
+            return _hear_plan(state, plan)
+        case Abort():
+            return _hear_abort(state, message)
+        case Verdict():
+            return _hear_verdict(state, message)
+        case Refused(reason=reason):
+            return _fail(state, "refused", reason)
+        case Ended(kind=kind, reason=reason):
+            return _fail(state, kind, reason)
+        case _:
+            return _step(state, f"ignored a {type(message).__name__} on a connection that is proven")
+
+
+def _hear_view(state: MemberState, view: View) -> Outcome:
+    """A peer that waits in no round learns from the view which rounds were skipped without it."""
+    if state.phase is Phase.DECLARING and view.started:
+        state = replace(state, phase=Phase.LOCAL)
+    version = state.applying.version if state.applying else state.version
+    if state.pending is None and view.version == version and view.round > state.round:
+        state = replace(state, round=view.round)
+    return _step(state, view.reason)
+
+
+def _hear_freeze(state: MemberState, message: Freeze) -> Outcome:
+    if state.phase is not Phase.LOCAL or message.round != state.round + 1:
+        return _step(state, f"ignored a freeze of round {message.round} in phase {state.phase}")
+    return _step(
+        state, f"round {message.round} is closed: freeze at the next step", RequestFreeze(message.round)
+    )
+
+
+def _hear_plan(state: MemberState, plan: Plan) -> Outcome:
+    pending = state.pending
+    if pending is None or plan.op.round != pending.round or plan.base_version != state.version:
+        return _step(state, f"ignored attempt {plan.op}: it is not for the round this peer waits in")
+    if plan.op <= state.op or plan.op.term < state.term or state.peer not in plan.members:
+        return _step(state, f"ignored attempt {plan.op}: not newer than {state.op}, or not for this peer")
+    aborts: tuple[Effect, ...] = ()
+    if state.phase is Phase.REDUCING:
+        aborts = (AbortAttempt(state.op, f"attempt {plan.op} takes its place"),)
+    state = replace(state, phase=Phase.REDUCING, op=plan.op, vote=None)
+    return _step(state, f"{state.peer} reduces {plan.op}", *aborts, Order(plan))
+
+
+def _hear_abort(state: MemberState, message: Abort) -> Outcome:
+    """The training thread votes no when the engine lets go. An attempt not begun yet is answered right
+    here.
+    """
+    if state.phase is Phase.REDUCING and message.op == state.op:
+        return _step(
+            state, f"{message.op} is given up: {message.reason}", AbortAttempt(state.op, message.reason)
+        )
+    if state.phase not in IN_ROUND or message.op <= state.op:
+        return _step(state, f"ignored the end of {message.op}: it is not under way here")
+    aborts = (AbortAttempt(state.op, message.reason),) if state.phase is Phase.REDUCING else ()
+    vote = Vote(
+        op=message.op, ok=False, digest="", broken=(), reason="ended before it began", stats=_NO_STATS
+    )
+    state = replace(state, phase=Phase.VOTED, op=message.op, vote=vote)
+    return _step(state, f"{message.op} ended before it began", *aborts, *_send(state, vote))
+
+
+def _hear_verdict(state: MemberState, verdict: Verdict) -> Outcome:
+    if verdict.op.round <= state.round:
+        return _step(state, f"ignored the verdict of round {verdict.op.round}: it was obeyed already")
+    if verdict.outcome == "skipped":
+        return _hear_skip(state, verdict)
+    vote = state.vote
+    holds = vote is not None and vote.ok and (vote.op, vote.digest) == (verdict.op, verdict.digest)
+    if not holds or verdict.version != state.version + 1:
+        reason = (
+            f"the run committed version {verdict.version} with {verdict.op}, whose result {state.peer} "
+            f"(version {state.version}, phase {state.phase}) does not hold; "
+            "catching up comes in a later release"
+        )
+        return _fail(state, "left_out", reason)
+    # ---- commit line: from here on this peer steps ----
+    state = _end_round(state, verdict, Phase.APPLYING)
+    return _step(replace(state, applying=verdict), verdict.reason, Order(verdict))
+
+
+def _hear_skip(state: MemberState, verdict: Verdict) -> Outcome:
+    if state.phase not in IN_ROUND:
+        last = (RequestFreeze(verdict.op.round + 1), Order(verdict)) if verdict.ends else ()
+        return _step(replace(state, round=verdict.op.round), verdict.reason, *last)
+    aborts = (AbortAttempt(state.op, verdict.reason),) if state.phase is Phase.REDUCING else ()
+    return _step(_end_round(state, verdict, Phase.LOCAL), verdict.reason, *aborts, Order(verdict))
+
+
+def _end_round(state: MemberState, verdict: Verdict, phase: Phase) -> MemberState:
+    return replace(state, phase=phase, round=verdict.op.round, pending=None, vote=None)

@@ -1,0 +1,221 @@
+"""What a peer and the coordinator say to each other: msgspec structs, in msgpack, over one WebSocket.
+
+Unknown fields are ignored and every struct carries a tag, so that later versions can add. Admission has two steps:
+*connect* proves the run's token both ways; *declare* compares layout, settings and version. Nothing here carries
+weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atoll.values import Contribution, Edge, OpId, ParameterInfo, Plan, RankInfo, TransferStats
+
+PROTOCOL = 1
+Scalar = str | int | float | bool | None
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="m", tag=True):
+    """Base of all messages."""
+
+
+# ---- admission: connect ------------------------------------------------------------------------------------------
+
+
+class Challenge(Message):
+    """Coordinator, first word on a new connection."""
+
+    protocol: int
+    nonce: bytes
+
+
+class Connect(Message):
+    """Peer: who I am, and proof that I hold the run's token (HMAC over both nonces, run, peer, incarnation)."""
+
+    protocol: int
+    package: str
+    run: str
+    peer: str
+    incarnation: str
+    nonce: bytes
+    proof: bytes
+
+
+class Welcome(Message):
+    """Coordinator: proof of the same token, the sealed session key for the engines, the run's settings.
+
+    `settings` is the nested dict of the run's settings, or None while no one has given any (then the first peer's
+    declaration does). `timeouts` are the coordinator's; peers adopt them. `seen_as` is the peer's address as seen.
+    """
+
+    proof: bytes
+    sealed_session_key: bytes
+    term: int
+    settings: dict[str, Any] | None
+    timeouts: dict[str, float]
+    seen_as: str
+
+
+class Refused(Message):
+    """Coordinator: not admitted. `kind` is one of token, protocol, run, peer, layout, settings, version, digest, late."""
+
+    kind: str
+    reason: str
+
+
+# ---- admission: declare ------------------------------------------------------------------------------------------
+
+
+class Declare(Message):
+    """Peer: the state I hold. Sent once the model is built, and again after every reconnect.
+
+    `settings` is flat (dotted keys). `round` is the last round this peer knows the verdict of; `pending` is the round
+    it waits on with its `ready` (None in LOCAL).
+    """
+
+    layout: tuple[ParameterInfo, ...]
+    settings: dict[str, Scalar]
+    ranks: tuple[RankInfo, ...]
+    version: int
+    round: int
+    digest: str
+    step: int
+    pending: Ready | None = None
+
+
+class View(Message):
+    """Coordinator: the membership as it is now. `started` once the run has all `start_peers`."""
+
+    term: int
+    version: int
+    round: int
+    members: tuple[str, ...]
+    started: bool
+    reason: str
+
+
+# ---- liveness ----------------------------------------------------------------------------------------------------
+
+
+class Heartbeat(Message):
+    """Peer, every `heartbeat_s`, from the trainer's own process. `step` shows progress."""
+
+    step: int
+    phase: str
+
+
+class HeartbeatAck(Message):
+    """Coordinator: so that a peer notices a coordinator that is frozen or gone."""
+
+    term: int
+
+
+# ---- a round -----------------------------------------------------------------------------------------------------
+
+
+class Freeze(Message):
+    """Coordinator, policy `deadline`: the round closes; contribute what you have at your next safe point."""
+
+    term: int
+    round: int
+
+
+class Ready(Message):
+    """Peer: frozen, update encoded. `positions` are data cursors as of the frozen step: (slot, position) pairs."""
+
+    round: int
+    version: int
+    digest: str
+    tokens: int
+    steps: int
+    norm: float
+    finite: bool
+    positions: tuple[tuple[int, int], ...] = ()
+
+
+class Reduce(Message):
+    """Coordinator: take part in this attempt."""
+
+    plan: Plan
+
+
+class Abort(Message):
+    """Coordinator: give this attempt up; a verdict or a new attempt follows."""
+
+    op: OpId
+    reason: str
+
+
+class Vote(Message):
+    """Peer: "I hold the whole result, its digest is `digest`", or not ok, naming the broken edges."""
+
+    op: OpId
+    ok: bool
+    digest: str
+    broken: tuple[Edge, ...]
+    reason: str
+    stats: TransferStats
+
+
+class Verdict(Message):
+    """Coordinator, journaled before it is sent: the round's end.
+
+    `outcome` is "committed" or "skipped". `version` is the version after it. `left_out` says why, by peer.
+    `ends` means that the run is over with this round; `end_reason` says why.
+    """
+
+    op: OpId
+    outcome: str
+    version: int
+    digest: str
+    contributions: tuple[Contribution, ...]
+    members: tuple[str, ...]
+    left_out: dict[str, str]
+    reason: str
+    ends: bool = False
+    end_reason: str = ""
+
+
+class Applied(Message):
+    """Peer: the outer step is done; this is the state's digest."""
+
+    version: int
+    digest: str
+
+
+class Leave(Message):
+    """Peer: goodbye. `done` means that all it was asked for is committed."""
+
+    reason: str
+    done: bool
+
+
+class Ended(Message):
+    """Coordinator: the run is over for this peer, or goes on without it."""
+
+    kind: str
+    reason: str
+
+
+PeerMessage = Connect | Declare | Heartbeat | Ready | Vote | Applied | Leave
+CoordinatorMessage = Challenge | Welcome | Refused | View | HeartbeatAck | Freeze | Reduce | Abort | Verdict | Ended
+
+_encoder = msgspec.msgpack.Encoder()
+_peer_decoder = msgspec.msgpack.Decoder(PeerMessage)
+_coordinator_decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_from_peer(data: bytes) -> PeerMessage:
+    """Raises msgspec.ValidationError or msgspec.DecodeError for anything that is no peer message."""
+    return _peer_decoder.decode(data)
+
+
+def decode_from_coordinator(data: bytes) -> CoordinatorMessage:
+    """Raises msgspec.ValidationError or msgspec.DecodeError for anything that is no coordinator message."""
+    return _coordinator_decoder.decode(data)

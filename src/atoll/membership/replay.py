@@ -1,0 +1,87 @@
+"""From a journal to the state of a coordinator that starts again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from atoll.membership.coordinator_state import CoordinatorState, OpenRound, PeerRecord
+from atoll.membership.exclusion import remember_norms
+from atoll.membership.messages import Scalar
+from atoll.membership.settings import CoordinatorSettings
+from atoll.membership.steps import (
+    JournalRecord,
+    MembersChanged,
+    PlanMade,
+    RunDefined,
+    StateDigest,
+    TermRaised,
+    VerdictMade,
+)
+from atoll.values import ParameterInfo
+
+
+def replay(
+    settings: CoordinatorSettings,
+    records: Sequence[JournalRecord],
+    session_key: bytes,
+    run_settings: dict[str, Scalar] | None,
+    now_s: float,
+) -> CoordinatorState:
+    """The state after `records`, one term up; the members of then are waited for. A journaled session key
+    is kept.
+    """
+    state = CoordinatorState(
+        settings=settings,
+        term=0,
+        session_key=session_key,
+        run_settings=run_settings,
+        begun_s=now_s,
+        last_s=now_s,
+    )
+    members: tuple[str, ...] = ()
+    for record in records:
+        state = _apply(state, record)
+        if isinstance(record, MembersChanged):
+            members = record.members
+    expected = {
+        peer: PeerRecord(
+            peer=peer,
+            incarnation="",
+            heard_s=now_s,
+            connected=False,
+            dropped_s=now_s,
+            member=True,
+            moved_s=now_s,
+        )
+        for peer in members
+    }
+    return replace(state, term=state.term + 1, peers=expected)
+
+
+def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
+    match record:
+        case TermRaised(term=term, session_key=session_key):
+            return replace(state, term=max(state.term, term), session_key=session_key)
+        case RunDefined():
+            layout = {name: ParameterInfo(name, shape, dtype) for name, shape, dtype in record.layout}
+            return replace(state, layout=layout, run_settings=dict(record.settings), digest=record.digest)
+        case MembersChanged():
+            return replace(state, started=record.started, done=record.done)
+        case PlanMade(op=op):
+            return replace(state, term=max(state.term, op.term))
+        case StateDigest(version=version, digest=digest):
+            return replace(state, digest=digest) if version == state.version else state
+        case VerdictMade(verdict=verdict):
+            committed = verdict.outcome == "committed"
+            return replace(
+                state,
+                verdict=verdict,
+                commit=verdict if committed else state.commit,
+                version=verdict.version,
+                digest="" if committed else state.digest,
+                norms=remember_norms(state.norms, record.norms),
+                round=OpenRound(number=verdict.op.round + 1),
+                elapsed_before_s=record.elapsed_s,
+            )

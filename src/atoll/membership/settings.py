@@ -1,0 +1,34 @@
+"""What the coordinator decides by: policy, quorum and timeouts, as one plain value."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Timeouts(msgspec.Struct, frozen=True):
+    """Seconds, each bounding one kind of wait; the coordinator's values hold for all peers (see config.schema)."""
+
+    heartbeat_s: float = 1.0
+    dead_s: float = 5.0
+    stall_s: float = 600.0
+    ready_wait_s: float = 1800.0
+    grace_s: float = 10.0
+    freeze_s: float = 30.0
+    attempt_s: float = 600.0
+    vote_s: float = 60.0
+    connect_s: float = 10.0
+    quorum_wait_s: float = 600.0
+    coordinator_lost_s: float = 120.0
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True):
+    """The membership settings of one run. `max_seconds` 0 means no limit."""
+
+    run: str
+    start_peers: int = 1
+    min_peers: int = 1
+    policy: str = "wait"
+    max_attempts: int = 5
+    norm_limit: float = 100.0
+    max_seconds: float = 0.0
+    timeouts: Timeouts = Timeouts()
