@@ -52,8 +52,8 @@ def start(
 ) -> Step[CoordinatorState]:
     """Begin a run, or go on with the one whose journal holds `records`; the new term is journaled first.
 
-    `session_key` is used if the journal has none. A journal of a run with other settings is refused: Finish,
-    exit 2.
+    `session_key` is used if the journal has none. A journal of a run with other settings is refused
+    (Finish, exit 2).
     """
     state = replay(settings, records, session_key, run_settings, now_s)
     if run_settings is not None and state.run_settings is not None:
@@ -91,7 +91,7 @@ def step(
 
 
 def is_fenced(state: CoordinatorState, peer: str, incarnation: str) -> bool:
-    """Whether a newer process took over this peer's id; connections of the old one are not to be accepted."""
+    """Whether a newer process has this peer's id: the old one's connections are not to be accepted."""
     return state.is_fenced(peer, incarnation)
 
 

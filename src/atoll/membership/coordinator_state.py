@@ -37,8 +37,7 @@ _GONE_REMEMBERED = 128
 
 
 class PeerRecord(msgspec.Struct, frozen=True):
-    """One peer as the coordinator sees it. A peer that a restarted coordinator waits for has no incarnation
-    yet.
+    """One peer as the coordinator sees it; one that a restarted coordinator waits for has no incarnation yet.
 
     `digest` is what it reported for the newest version, "" while it has not. `moved_s` is when it last made
     progress.
@@ -134,9 +133,7 @@ class CoordinatorState(msgspec.Struct, frozen=True):
         return tuple(record for record in self.peers.values() if record.member)
 
     def is_fenced(self, peer: str, incarnation: str) -> bool:
-        """Whether a newer process took over this peer's id; connections of the old one are not to be
-        accepted.
-        """
+        """Whether a newer process has this peer's id: the old one is not to be let in again."""
         return any(gone.fenced and gone.process == (peer, incarnation) for gone in self.gone)
 
     def ending(self) -> bool:

@@ -82,9 +82,7 @@ def _mismatch(draft: Draft, peer: str, message: Declare) -> tuple[str, str] | No
 
 
 def _stands_with_the_run(draft: Draft, record: PeerRecord, message: Declare) -> bool:
-    """Whether the declared state is the newest version, or one verdict short of it and waiting for that
-    verdict.
-    """
+    """Whether the declared state is the newest version, or short of it by a verdict that it waits for."""
     state, peer = draft.state, record.peer
     if state.ending() and not _took_part(draft, record, message):
         _refuse_latecomer(draft, record, message)

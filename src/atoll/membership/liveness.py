@@ -21,9 +21,7 @@ from atoll.membership.settings import Timeouts
 
 
 def pass_time(state: CoordinatorState, now_s: float) -> tuple[CoordinatorState, float]:
-    """Take note of the clock; returns the state and the time to decide by, which leaves out our own
-    pauses.
-    """
+    """Take note of the clock; returns the state and the time to decide by, without our own pauses."""
     gap_s = now_s - state.last_s
     if gap_s <= state.settings.timeouts.heartbeat_s:
         return replace(state, last_s=now_s), now_s - state.paused_s

@@ -64,9 +64,7 @@ def start(peer: str, timeouts: Timeouts, now_s: float) -> Outcome:
 
 
 def step(state: MemberState, event: MemberEvent, now_s: float) -> Outcome:
-    """Take in one event at `now_s` (monotonic seconds). Asserts that the training thread keeps to the
-    phases.
-    """
+    """Take in one event at `now_s` (monotonic seconds). Asserts that the trainer keeps to the phases."""
     if state.phase is Phase.OVER:
         return _step(state, f"{state.peer} has left the run")
     state = _pass_time(state, now_s)
@@ -264,9 +262,7 @@ def _hear_plan(state: MemberState, plan: Plan) -> Outcome:
 
 
 def _hear_abort(state: MemberState, message: Abort) -> Outcome:
-    """The training thread votes no when the engine lets go. An attempt not begun yet is answered right
-    here.
-    """
+    """The trainer votes no when the engine lets go. An attempt not begun yet is answered right here."""
     if state.phase is Phase.REDUCING and message.op == state.op:
         return _step(
             state, f"{message.op} is given up: {message.reason}", AbortAttempt(state.op, message.reason)

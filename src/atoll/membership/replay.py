@@ -29,9 +29,7 @@ def replay(
     run_settings: dict[str, Scalar] | None,
     now_s: float,
 ) -> CoordinatorState:
-    """The state after `records`, one term up; the members of then are waited for. A journaled session key
-    is kept.
-    """
+    """The state after `records`, one term up, waiting for the members of then. A journaled key is kept."""
     state = CoordinatorState(
         settings=settings,
         term=0,

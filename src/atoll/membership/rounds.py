@@ -182,8 +182,7 @@ def _close(draft: Draft, slow: tuple[PeerRecord, ...]) -> None:
 def plan_attempt(draft: Draft, ready: tuple[PeerRecord, ...]) -> None:
     """Plan the next attempt over `ready` members (oldest first), or skip the round.
 
-    If somebody has to go first (other bits, no lane), nothing is planned: the caller decides again over the
-    rest.
+    If somebody has to go first (other bits, no lane), nothing is planned: the caller decides over the rest.
     """
     state = draft.state
     if state.round.attempts >= state.settings.max_attempts:

@@ -28,8 +28,9 @@ class Step(msgspec.Struct, Generic[State], frozen=True):
 
 
 class PeerArrived(msgspec.Struct, frozen=True):
-    """A connection proved the token for this peer id. `incarnation` is new for every process; the old one
-    is fenced.
+    """A connection proved the token for this peer id.
+
+    `incarnation` is new for every process; an older process under the same id is fenced.
     """
 
     peer: str
@@ -51,9 +52,7 @@ class PeerDropped(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed. Given at least every half `heartbeat_s`; a longer silence is taken for a pause of
-    our own.
-    """
+    """Time has passed. Given at least every half `heartbeat_s`; a longer silence counts as our own pause."""
 
 
 CoordinatorEvent = PeerArrived | PeerSaid | PeerDropped | Tick
@@ -139,8 +138,9 @@ class RequestFreeze(msgspec.Struct, frozen=True):
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """To the training thread: membership ended. `kind`: refused, unreachable, quorum, left_out, diverged
-    or ended.
+    """To the training thread: membership ended.
+
+    `kind` is refused, unreachable, quorum, left_out, diverged or ended.
     """
 
     kind: str
@@ -186,9 +186,7 @@ class MembersChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class VerdictMade(msgspec.Struct, frozen=True, tag=True):
-    """A round's end. `norms` are its contributors' update norms, `elapsed_s` the run's age by coordinator
-    clocks.
-    """
+    """A round's end. `norms` are its contributors' update norms, `elapsed_s` is the run's age."""
 
     verdict: Verdict
     norms: tuple[float, ...]

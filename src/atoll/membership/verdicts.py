@@ -66,9 +66,7 @@ def settle_attempt(draft: Draft) -> None:
 
 
 def _not_voted(draft: Draft, attempt: Attempt) -> tuple[list[str], list[str]]:
-    """Planned members without a vote: those that live, and those that are lost, gone, or another process
-    now.
-    """
+    """Planned members without a vote: those that live, and those that are gone or another process now."""
     waiting, absent = [], []
     for peer, incarnation in attempt.incarnations.items():
         if peer not in attempt.votes:
@@ -90,9 +88,7 @@ def _fail(draft: Draft, waiting: list[str], why: str) -> None:
 
 
 def _await_answers(draft: Draft, attempt: Attempt, waiting: list[str]) -> None:
-    """After a failure: once everybody has answered, note the broken links and make room for the next
-    attempt.
-    """
+    """After a failure: once all have answered, note the broken links and make room for a new attempt."""
     if waiting and draft.now_s < attempt.due_s:
         return
     for peer in waiting:

@@ -1,0 +1,211 @@
+"""A virtual peer: the real member machine, and a trainer and an engine that are a few lines each.
+
+The trainer "trains" for a random time, says it is ready, takes part in attempts, and obeys verdicts blindly,
+so that a wrong verdict shows. Its weights are one hash (`schedule_checks.next_digest`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from atoll.membership.member import Phase
+from atoll.membership.messages import (
+    Applied,
+    CoordinatorMessage,
+    Declare,
+    Heartbeat,
+    Leave,
+    PeerMessage,
+    Ready,
+    Verdict,
+    Vote,
+)
+from atoll.membership.steps import (
+    AbortAttempt,
+    Connected,
+    CoordinatorSaid,
+    Disconnected,
+    Fail,
+    MemberEvent,
+    Order,
+    RequestFreeze,
+    Send,
+    Tick,
+    TrainerSaid,
+)
+from atoll.sim.schedule_checks import next_digest
+from atoll.values import OpId, ParameterInfo, Plan, RankInfo, ReduceReport
+
+if TYPE_CHECKING:
+    from atoll.sim.schedule_coordinator import Connection
+    from atoll.sim.schedule_world import World
+
+LAYOUT = (ParameterInfo("w", (8,), "float32"),)
+TICK_S = 0.9
+PACE = (0.5, 2.0)
+
+
+class Process:
+    """Something that can be frozen and killed: events for it wait while it is frozen, and vanish when it
+    is gone.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.frozen_until_s = 0.0
+
+
+class VirtualPeer(Process):
+    """One process of a peer, from its start to its end."""
+
+    def __init__(self, world: World, peer: str, incarnation: str) -> None:
+        super().__init__(f"{peer}/{incarnation}")
+        self.world, self.peer, self.incarnation = world, peer, incarnation
+        self.connection: Connection | None = None
+        self.version, self.digest = 0, world.first_digest
+        self.step, self.steps_in_round, self.tokens_in_round = 0, 0, 0
+        self.slow = world.rng.choice((1.0, 1.0, 1.0, 3.0))
+        self.ended = ""
+        self.training = 0  # numbers the stretches of training, so that an old alarm finishes no newer one
+        self.state = world.machines.member_start(peer, world.settings.timeouts, world.now_s).state
+        self._say(self._declaration())
+        world.connect(self)
+        world.after(TICK_S * world.rng.random(), self, self.tick)
+
+    def _declaration(self) -> Declare:
+        return Declare(
+            layout=LAYOUT,
+            settings=self.world.run_settings,
+            ranks=(RankInfo("127.0.0.1", 1, ()),),
+            version=0,
+            round=0,
+            digest=self.digest,
+            step=0,
+        )
+
+    # ---- the machine -------------------------------------------------------------------------------------
+
+    def feed(self, event: MemberEvent) -> None:
+        if self.ended:
+            return
+        before = self.state.phase
+        step = self.world.machines.member_step(self.state, event, self.world.now_s)
+        self.state = step.state
+        if not isinstance(event, Tick):
+            self.world.note(self.name, event, step.reason)
+        for effect in step.effects:
+            match effect:
+                case Send(message=message):
+                    self.world.peer_sends(self, message)
+                case Order(order=Plan() as plan):
+                    self.world.engine.begin(self, plan)
+                case Order(order=Verdict() as verdict):
+                    self._obey(verdict)
+                case AbortAttempt(op=op):
+                    self.world.engine.abort(self, op)
+                case RequestFreeze():
+                    self._train(self.world.rng.uniform(0.0, 0.4))
+                case Fail(reason=reason):
+                    self.end(reason)
+        if before is Phase.DECLARING and self.state.phase is Phase.LOCAL:
+            self._train()
+
+    def _say(self, message: PeerMessage) -> None:
+        self.feed(TrainerSaid(message))
+
+    def tick(self) -> None:
+        if self.ended:
+            return
+        self.feed(Tick())
+        self.world.after(TICK_S, self, self.tick)
+        if self.state.phase is Phase.LOCAL:
+            self.step += 1
+        self.world.peer_sends(self, Heartbeat(step=self.step, phase=self.state.phase))
+
+    # ---- the connection ----------------------------------------------------------------------------------
+
+    def connected(self, connection: Connection, term: int) -> None:
+        if self.ended or self.connection is not connection:
+            return
+        connection.proven = True
+        self.feed(Connected(term))
+
+    def disconnected(self, connection: Connection) -> None:
+        if self.ended or self.connection is not connection:
+            return
+        self.connection = None
+        if connection.proven:
+            self.feed(Disconnected())
+        self.world.connect(self)
+
+    def hear(self, connection: Connection | None, message: CoordinatorMessage) -> None:
+        if connection is None or (self.connection is connection and connection.proven):
+            self.feed(CoordinatorSaid(message))
+
+    # ---- the trainer -------------------------------------------------------------------------------------
+
+    def _train(self, seconds: float | None = None) -> None:
+        """Train for a while (again), then be ready."""
+        rng = self.world.rng
+        self.training += 1
+        number = self.training
+        length_s = rng.uniform(*PACE) * self.slow if seconds is None else seconds
+        self.world.after(length_s, self, lambda: self._finish_training(number))
+
+    def _finish_training(self, number: int) -> None:
+        if self.ended or number != self.training or self.state.phase is not Phase.LOCAL:
+            return
+        rng = self.world.rng
+        steps = 0 if rng.random() < 0.06 else rng.randint(1, 4)
+        self.steps_in_round += steps
+        self.tokens_in_round += steps * 12
+        finite = rng.random() > 0.03
+        ready = Ready(
+            round=0,
+            version=self.version,
+            digest=self.digest,
+            tokens=self.tokens_in_round,
+            steps=self.steps_in_round,
+            norm=rng.choice((0.9, 1.0, 1.3, 1e6 if rng.random() < 0.1 else 1.1)) if finite else float("nan"),
+            finite=finite,
+        )
+        stamped = msgspec.structs.replace(ready, round=self.state.round + 1)
+        self.world.history.peer_is_ready(self.peer, self.incarnation, stamped)
+        self._say(ready)
+
+    def reduced(self, op: OpId, report: ReduceReport, digest: str) -> None:
+        """The engine's report: vote as it says."""
+        vote = Vote(op, report.ok, digest if report.ok else "", report.broken, report.reason, report.stats)
+        self.world.history.peer_votes(self.peer, vote)
+        self._say(vote)
+
+    def _obey(self, verdict: Verdict) -> None:
+        self.steps_in_round = self.tokens_in_round = 0
+        if verdict.outcome == "skipped":
+            self._after_verdict(verdict)
+        else:
+            self.world.after(self.world.rng.uniform(0.0, 0.3), self, lambda: self._apply(verdict))
+
+    def _apply(self, verdict: Verdict) -> None:
+        if self.ended:
+            return
+        self.world.history.peer_applies(self.peer, self.version, verdict)
+        self.version += 1
+        self.digest = next_digest(self.digest, verdict.contributions, verdict.digest)
+        self._say(Applied(self.version, self.digest))
+        self._after_verdict(verdict)
+
+    def _after_verdict(self, verdict: Verdict) -> None:
+        if verdict.ends or self.version >= self.world.target_version:
+            self._say(Leave("all that was asked for is committed", done=True))
+            self.end("done")
+        else:
+            self._train()
+
+    def end(self, reason: str) -> None:
+        self.ended = reason
+        self.world.engine.gone(self)
+        self.world.hang_up(self)

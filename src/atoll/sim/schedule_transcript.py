@@ -1,0 +1,107 @@
+"""A schedule as lines that a person can follow."""
+
+from __future__ import annotations
+
+from atoll.membership.messages import (
+    Abort,
+    Applied,
+    Declare,
+    Ended,
+    Freeze,
+    Heartbeat,
+    HeartbeatAck,
+    Leave,
+    Message,
+    Ready,
+    Reduce,
+    Refused,
+    Verdict,
+    View,
+    Vote,
+)
+from atoll.membership.steps import (
+    Connected,
+    CoordinatorSaid,
+    MembersChanged,
+    PeerArrived,
+    PeerDropped,
+    PeerSaid,
+    PlanMade,
+    RunDefined,
+    StateDigest,
+    TermRaised,
+    TrainerSaid,
+    VerdictMade,
+)
+
+
+def print_line(now_s: float, who: str, what: object, reason: str) -> None:
+    """One event: when, who heard it, what it was, and the machine's own sentence. Heartbeats are left out."""
+    match what:
+        case PeerSaid(message=Heartbeat()) | CoordinatorSaid(message=HeartbeatAck()):
+            return
+    print(f"{now_s:8.3f}  {who:<12} {describe(what)}" + (f"\n{'':22} -> {reason}" if reason else ""))
+
+
+def describe(what: object) -> str:
+    """An event, a message or a journal record in a few words."""
+    match what:
+        case PeerSaid(peer=peer, incarnation=incarnation, message=message):
+            return f"{peer}/{incarnation} says {describe_message(message)}"
+        case PeerArrived(peer=peer, incarnation=incarnation):
+            return f"{peer}/{incarnation} arrives"
+        case PeerDropped(peer=peer, incarnation=incarnation):
+            return f"{peer}/{incarnation} is dropped"
+        case CoordinatorSaid(message=message):
+            return f"hears {describe_message(message)}"
+        case TrainerSaid(message=message):
+            return f"trainer says {describe_message(message)}"
+        case Connected(term=term):
+            return f"connected, term {term}"
+        case TermRaised(term=term):
+            return f"term {term}"
+        case PlanMade(op=op, members=members, contributors=contributors):
+            return f"plan {op} of {','.join(members)}, contributors {','.join(contributors)}"
+        case VerdictMade(verdict=verdict):
+            return describe_message(verdict)
+        case RunDefined(digest=digest):
+            return f"the run is defined, start digest {digest}"
+        case StateDigest(version=version, digest=digest):
+            return f"version {version} has digest {digest}"
+        case MembersChanged(members=members, started=started, done=done):
+            return f"members {','.join(members) or '-'}" + " started" * started + " done" * done
+        case str():
+            return what
+    return type(what).__name__.lower()
+
+
+def describe_message(message: Message) -> str:
+    """A message in a few words."""
+    match message:
+        case Declare(version=version, pending=pending):
+            return f"declare version {version}" + (f", waiting in round {pending.round}" if pending else "")
+        case Ready():
+            return (
+                f"ready round {message.round} version {message.version} digest {message.digest} "
+                f"steps {message.steps} norm {message.norm:g}"
+            )
+        case Reduce(plan=plan):
+            weights = " ".join(f"{each.peer}*{each.weight}" for each in plan.contributions)
+            return f"reduce {plan.op} of {','.join(plan.members)}: {weights}"
+        case Vote(op=op, ok=ok, digest=digest, reason=reason):
+            return f"vote {op} " + (f"yes {digest}" if ok else f"no ({reason})")
+        case Verdict(op=op, outcome=outcome, version=version, members=members, ends=ends):
+            return f"verdict {op} {outcome}, version {version} of {','.join(members)}" + ", the last" * ends
+        case View(members=members, started=started):
+            return f"view {','.join(members) or '-'}" + " started" * started
+        case Applied(version=version, digest=digest):
+            return f"applied version {version} digest {digest}"
+        case Abort(op=op, reason=reason):
+            return f"abort {op} ({reason})"
+        case Freeze(round=number):
+            return f"freeze round {number}"
+        case Leave(reason=reason, done=done):
+            return f"leave ({reason})" + ", done" * done
+        case Refused(kind=kind, reason=reason) | Ended(kind=kind, reason=reason):
+            return f"{type(message).__name__.lower()} {kind}: {reason}"
+    return type(message).__name__.lower()

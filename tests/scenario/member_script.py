@@ -1,0 +1,184 @@
+"""The words of member scenarios."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.membership import member
+from atoll.membership.messages import (
+    Abort,
+    Applied,
+    CoordinatorMessage,
+    Declare,
+    Ended,
+    Freeze,
+    HeartbeatAck,
+    Leave,
+    PeerMessage,
+    Ready,
+    Reduce,
+    Refused,
+    Verdict,
+    View,
+    Vote,
+)
+from atoll.membership.settings import Timeouts
+from atoll.membership.steps import (
+    AbortAttempt,
+    Connected,
+    CoordinatorSaid,
+    Disconnected,
+    Effect,
+    Fail,
+    MemberEvent,
+    Order,
+    RequestFreeze,
+    Send,
+    Step,
+    Tick,
+    TrainerSaid,
+)
+from atoll.sim.schedule_transcript import describe_message
+from atoll.values import Contribution, OpId, Plan, TransferStats
+
+
+class MemberScript:
+    """One peer "a" among "a" and "b". Ops are written TERM/ROUND/ATTEMPT."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._timeouts = Timeouts()
+        self._state = member.start("a", self._timeouts, 0.0).state
+
+    def run(self, command: str, words: list[str]) -> list[str]:
+        names = [word for word in words if "=" not in word]
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        return getattr(self, f"do_{command}")(names, options)
+
+    # ---- the connection and time -------------------------------------------------------------------------
+
+    def do_connected(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._feed(Connected(int(names[0])))
+
+    def do_disconnected(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._feed(Disconnected())
+
+    def do_wait(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """Let seconds pass; `acks` come from the coordinator if it says so."""
+        told: list[str] = []
+        for _ in range(round(float(names[0]) * 2)):
+            self._now_s += 0.5
+            if "acks" in names:
+                self._feed(CoordinatorSaid(HeartbeatAck(term=1)))
+            told = self._feed(Tick())
+        return told
+
+    def do_pause(self, names: list[str], options: dict[str, str]) -> list[str]:
+        self._now_s += float(names[0])
+        return self._feed(Tick())
+
+    # ---- the training thread -----------------------------------------------------------------------------
+
+    def do_declare(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._say(Declare(layout=(), settings={}, ranks=(), version=0, round=0, digest="d0", step=0))
+
+    def do_ready(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._say(Ready(0, self._state.version, f"d{self._state.version}", 100, 10, 1.0, True))
+
+    def do_vote(self, names: list[str], options: dict[str, str]) -> list[str]:
+        ok = "yes" in options
+        reason = options.get("no", "")
+        return self._say(Vote(_op(names[0]), ok, options.get("yes", ""), (), reason, TransferStats()))
+
+    def do_applied(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._say(Applied(int(names[0]), f"d{names[0]}"))
+
+    def do_leave(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._say(Leave("goodbye", done=True))
+
+    # ---- the coordinator ---------------------------------------------------------------------------------
+
+    def do_view(self, names: list[str], options: dict[str, str]) -> list[str]:
+        number, version = int(options.get("round", 0)), int(options.get("version", 0))
+        return self._hear(View(1, version, number, ("a", "b"), "started" in names, "the members are a, b"))
+
+    def do_reduce(self, names: list[str], options: dict[str, str]) -> list[str]:
+        both = ("a", "b")
+        plan = Plan(
+            op=_op(names[0]),
+            base_version=int(options.get("version", self._state.version)),
+            members=both,
+            contributions=tuple(Contribution(peer, 1) for peer in both),
+            ranks={},
+            lanes=(),
+            codec="fp32",
+            deadline_s=60.0,
+        )
+        return self._hear(Reduce(plan))
+
+    def do_abort(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._hear(Abort(_op(names[0]), "b is lost"))
+
+    def do_freeze(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._hear(Freeze(term=1, round=int(names[0])))
+
+    def do_verdict(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """`verdict OP committed RESULT` or `verdict OP skipped`, ending the run with `ends`."""
+        op, outcome, *rest = names
+        version = self._state.version + (outcome == "committed")
+        digest = rest[0] if outcome == "committed" else ""
+        verdict = Verdict(
+            op=_op(op),
+            outcome=outcome,
+            version=int(options.get("version", version)),
+            digest=digest,
+            contributions=(),
+            members=("a", "b"),
+            left_out={},
+            reason=f"the round is {outcome}",
+            ends="ends" in rest,
+        )
+        return self._hear(verdict)
+
+    def do_ended(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._hear(Ended(names[0], "the run goes on without a"))
+
+    def do_refused(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._hear(Refused(names[0], "a differs"))
+
+    # ---- the machine -------------------------------------------------------------------------------------
+
+    def _say(self, message: PeerMessage) -> list[str]:
+        return self._feed(TrainerSaid(message))
+
+    def _hear(self, message: CoordinatorMessage) -> list[str]:
+        return self._feed(CoordinatorSaid(message))
+
+    def _feed(self, event: MemberEvent) -> list[str]:
+        return self._take(member.step(self._state, event, self._now_s))
+
+    def _take(self, step: Step[Any]) -> list[str]:
+        self._state = step.state
+        return [f"-> {step.reason}", *map(_told, step.effects)]
+
+
+def _op(text: str) -> OpId:
+    term, number, attempt = map(int, text.split("/"))
+    return OpId(term=term, round=number, attempt=attempt)
+
+
+def _told(effect: Effect) -> str:
+    match effect:
+        case Send(message=message):
+            return f"says {describe_message(message)}"
+        case Order(order=Plan() as plan):
+            return f"order: reduce {plan.op}"
+        case Order(order=Verdict() as verdict):
+            return f"order: obey {describe_message(verdict)}"
+        case AbortAttempt(op=op):
+            return f"engine: abort {op}"
+        case RequestFreeze(round=number):
+            return f"trainer: freeze round {number}"
+        case Fail(kind=kind):
+            return f"fail: {kind}"
+    raise AssertionError(effect)

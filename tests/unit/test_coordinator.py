@@ -1,0 +1,347 @@
+"""The coordinator machine where no scenario looks: waits that end, journals of others, old processes,
+ties.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.membership import coordinator, differences
+from atoll.membership.coordinator import CoordinatorState
+from atoll.membership.messages import (
+    Abort,
+    Declare,
+    Ended,
+    Heartbeat,
+    HeartbeatAck,
+    Leave,
+    PeerMessage,
+    Ready,
+    Reduce,
+    Refused,
+    View,
+    Vote,
+)
+from atoll.membership.rounds import quorum
+from atoll.membership.settings import CoordinatorSettings, Timeouts
+from atoll.membership.steps import (
+    CloseConnection,
+    CoordinatorEvent,
+    Effect,
+    Finish,
+    Journal,
+    JournalRecord,
+    MembersChanged,
+    PeerArrived,
+    PeerDropped,
+    PeerSaid,
+    Send,
+    Step,
+    TermRaised,
+    Tick,
+)
+from atoll.sim.schedule_coordinator import make_lanes
+from atoll.values import ParameterInfo, TransferStats
+
+LAYOUT = (ParameterInfo("w", (4,), "float32"),)
+SETTINGS = {"outer.weights": "tokens", "outer.codec": "int8", "run.seed": 1}
+
+
+class Desk:
+    """A coordinator machine with its clock, its journal, and all it did."""
+
+    def __init__(self, records: tuple[JournalRecord, ...] = (), **settings: Any) -> None:
+        known = {field.name for field in msgspec.structs.fields(Timeouts)}
+        waits = Timeouts(**{key: settings.pop(key) for key in set(settings) & known})
+        self.settings = CoordinatorSettings(run="r", timeouts=waits, **settings)
+        self.now_s = 50.0
+        self.journal = list(records)
+        self.state: CoordinatorState
+        self.take(coordinator.start(self.settings, records, b"k", None, self.now_s))
+
+    def take(self, step: Step[Any]) -> tuple[Effect, ...]:
+        self.state, self.last = step.state, step
+        self.journal += [each.record for each in step.effects if isinstance(each, Journal)]
+        assert step.reason
+        return step.effects
+
+    def hear(self, event: CoordinatorEvent) -> tuple[Effect, ...]:
+        return self.take(coordinator.step(self.state, event, self.now_s, make_lanes=make_lanes))
+
+    def said(self, peer: str, message: PeerMessage, incarnation: str = "1") -> tuple[Effect, ...]:
+        return self.hear(PeerSaid(peer, incarnation, message))
+
+    def join(self, *peers: str, incarnation: str = "1", digest: str = "d0") -> tuple[Effect, ...]:
+        effects: tuple[Effect, ...] = ()
+        for peer in peers:
+            self.hear(PeerArrived(peer, incarnation, "host"))
+            effects = self.said(peer, Declare(LAYOUT, SETTINGS, (), 0, 0, digest, 0), incarnation)
+        return effects
+
+    def ready(self, *peers: str, digest: str = "d0") -> tuple[Effect, ...]:
+        effects: tuple[Effect, ...] = ()
+        for peer in peers:
+            message = Ready(self.state.round.number, self.state.version, digest, 100, 10, 1.0, True)
+            effects = self.said(peer, message)
+        return effects
+
+    def vote(self, peer: str, digest: str) -> tuple[Effect, ...]:
+        attempt = self.state.round.attempt
+        assert attempt is not None
+        reason = "" if digest else "no"
+        return self.said(peer, Vote(attempt.plan.op, bool(digest), digest, (), reason, TransferStats()))
+
+    def wait(self, seconds: float, *beating: str) -> list[Effect]:
+        effects: list[Effect] = []
+        for half in range(round(2 * seconds)):
+            self.now_s += 0.5
+            for peer in beating if half % 2 else ():
+                effects += self.said(peer, Heartbeat(half, "local"))
+            effects += self.hear(Tick())
+        return effects
+
+
+def sent(effects: Any, kind: type) -> list[str]:
+    """To whom messages of a kind went."""
+    return [each.peer for each in effects if isinstance(each, Send) and isinstance(each.message, kind)]
+
+
+def finish_of(effects: Any) -> int | None:
+    return next((each.exit_code for each in effects if isinstance(each, Finish)), None)
+
+
+def test_a_step_changes_no_value_it_was_given() -> None:
+    desk = Desk(start_peers=1)
+    before = desk.state
+    told = msgspec.json.encode(before)
+    desk.join("a")
+    desk.ready("a")
+    assert msgspec.json.encode(before) == told
+
+
+def test_heartbeats_are_acknowledged() -> None:
+    desk = Desk()
+    desk.join("a")
+    assert desk.said("a", Heartbeat(3, "local")) == (Send("a", HeartbeatAck(term=1)),)
+
+
+def test_the_first_record_is_the_term() -> None:
+    desk = Desk()
+    assert desk.journal == [TermRaised(term=1, session_key=b"k")]
+    again = Desk(tuple(desk.journal))
+    assert again.journal[-1] == TermRaised(term=2, session_key=b"k")
+
+
+def test_a_journal_of_other_settings_is_refused() -> None:
+    desk = Desk()
+    desk.join("a")
+    step = coordinator.start(desk.settings, desk.journal, b"k", {**SETTINGS, "run.seed": 2}, 0.0)
+    assert finish_of(step.effects) == 2
+    assert "run.seed = 2, the run has 1" in step.reason
+    assert not any(isinstance(each, Journal) for each in step.effects)
+
+
+def test_wait_policy_loses_whom_it_waited_for_too_long() -> None:
+    desk = Desk(start_peers=2, ready_wait_s=20.0)
+    desk.join("a", "b")
+    desk.ready("a")
+    effects = desk.wait(20, "a", "b")
+    assert sent(effects, Reduce) == ["a"]
+    assert "b: it was not ready for round 1 within ready_wait_s = 20 s" in desk.last.reason
+
+
+def test_deadline_policy_without_quorum_ends_its_wait_too() -> None:
+    desk = Desk(start_peers=3, min_peers=2, policy="deadline", ready_wait_s=20.0, freeze_s=5.0, grace_s=1.0)
+    desk.join("a", "b", "c")
+    desk.ready("a")
+    desk.wait(25, "a", "b", "c")
+    assert [record.peer for record in desk.state.members()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("members", "min_peers", "needed"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (5, 1, 3), (4, 4, 4)]
+)
+def test_quorum_is_half(members: int, min_peers: int, needed: int) -> None:
+    assert quorum(members, min_peers) == needed
+
+
+def test_votes_are_waited_for_vote_s_after_the_first_yes() -> None:
+    desk = Desk(start_peers=2, vote_s=4.0, attempt_s=600.0)
+    desk.join("a", "b")
+    desk.ready("a", "b")
+    desk.vote("a", "r1")
+    effects = desk.wait(4, "a", "b")
+    assert sent(effects, Abort) == ["b"]
+    effects = desk.wait(4, "a", "b")
+    assert sent(effects, Reduce) == ["a"], "b answered nothing: it is lost, and a goes on alone"
+
+
+def test_an_attempt_ends_even_if_nobody_votes() -> None:
+    desk = Desk(start_peers=2, vote_s=3.0, attempt_s=5.0)
+    desk.join("a", "b")
+    desk.ready("a", "b")
+    assert sorted(sent(desk.wait(8, "a", "b"), Abort)) == ["a", "b"]
+
+
+def test_the_run_does_not_wait_for_ever_to_start() -> None:
+    desk = Desk(start_peers=3, quorum_wait_s=10.0)
+    assert finish_of(desk.wait(30)) is None, "without any peer a coordinator may wait"
+    desk.join("a", "b")
+    effects = desk.wait(11, "a", "b")
+    assert sent(effects, Ended) == ["a", "b"]
+    assert finish_of(effects) == 6
+
+
+def test_all_gone_and_nobody_done() -> None:
+    desk = Desk(start_peers=2)
+    desk.join("a", "b")
+    desk.said("a", Leave("SIGTERM", done=False))
+    assert finish_of(desk.said("b", Leave("SIGTERM", done=False))) == 6
+
+
+def test_done_is_remembered_over_a_restart() -> None:
+    desk = Desk(start_peers=2)
+    desk.join("a", "b")
+    desk.said("a", Leave("all steps are committed", done=True))
+    records = list(desk.journal)
+    desk.said("b", Leave("all steps are committed", done=True))
+    assert desk.journal[len(records) :] == [MembersChanged(members=(), started=True, done=True)]
+    again = Desk(tuple(desk.journal))
+    assert finish_of(again.hear(Tick())) == 0
+
+
+def test_a_restarted_coordinator_waits_for_the_members_and_not_for_ever() -> None:
+    desk = Desk(start_peers=2, connect_s=8.0)
+    desk.join("a", "b")
+    again = Desk(tuple(desk.journal), start_peers=2, connect_s=8.0)
+    again.join("a")
+    again.ready("a")
+    assert again.state.round.attempt is None
+    assert sent(again.wait(8, "a"), Reduce) == ["a"]
+
+
+def test_old_processes_are_remembered_within_bounds() -> None:
+    desk = Desk(start_peers=1)
+    for number in range(300):
+        desk.join("a", incarnation=f"i{number}")
+    assert len(desk.state.gone) <= 128
+    assert len(desk.state.peers) == 1
+    assert desk.state.is_fenced("a", "i298")
+    assert not desk.state.is_fenced("a", "i299")
+
+
+def test_an_old_process_changes_nothing() -> None:
+    desk = Desk(start_peers=2)
+    desk.join("a", "b")
+    desk.join("b", incarnation="2")
+    before = desk.state
+    for message in (Heartbeat(9, "x"), Leave("bye", done=True), Ready(1, 0, "d0", 1, 1, 1.0, True)):
+        assert desk.said("b", message, incarnation="1") == ()
+        assert desk.state == before
+    assert desk.hear(PeerDropped("b", "1")) == ()
+    assert desk.state == before
+
+
+def test_a_lost_peer_that_speaks_has_to_connect_again() -> None:
+    desk = Desk(start_peers=2)
+    desk.join("a", "b")
+    desk.wait(6, "a")
+    assert "b" not in desk.state.peers
+    assert desk.said("b", Heartbeat(1, "local")) == (CloseConnection("b", "1"),)
+    assert desk.said("b", Leave("bye", done=False)) == ()
+
+
+def test_a_tie_of_digests_goes_to_the_oldest() -> None:
+    desk = Desk(start_peers=2)
+    desk.join("b", "a")
+    desk.ready("a", "b")
+    desk.vote("a", "r1")
+    desk.vote("b", "r1")
+    effects = (*desk.ready("b", digest="x"), *desk.ready("a", digest="y"))
+    assert sent(effects, Ended) == ["a"]
+    assert sent(effects, Reduce) == ["b"]
+
+
+def test_a_ready_for_another_round_or_version_is_ignored() -> None:
+    desk = Desk(start_peers=1)
+    desk.join("a")
+    for number, version in ((0, 0), (2, 0), (1, 1), (1, -1)):
+        desk.said("a", Ready(number, version, "d0", 10, 1, 1.0, True))
+        assert desk.state.peers["a"].ready is None
+        assert "ignored a ready of a" in desk.last.reason
+
+
+def test_a_vote_of_another_attempt_is_ignored() -> None:
+    desk = Desk(start_peers=2)
+    desk.join("a", "b")
+    desk.ready("a", "b")
+    attempt = desk.state.round.attempt
+    assert attempt is not None
+    for changes in ({"attempt": 1}, {"term": 0}, {"round": 2}):
+        op = msgspec.structs.replace(attempt.plan.op, **changes)
+        desk.said("a", Vote(op, True, "r1", (), "", TransferStats()))
+        assert "ignored a vote of a" in desk.last.reason
+    assert desk.state.round.attempt == attempt
+
+
+def test_before_it_declares_a_peer_says_nothing() -> None:
+    desk = Desk(start_peers=1)
+    desk.hear(PeerArrived("a", "1", "host"))
+    desk.said("a", Ready(1, 0, "d0", 10, 1, 1.0, True))
+    assert "before it declares" in desk.last.reason
+
+
+def test_a_view_goes_to_every_member() -> None:
+    desk = Desk(start_peers=2)
+    desk.join("a")
+    assert sorted(sent(desk.join("b"), View)) == ["a", "a", "b", "b"], "joined, then started"
+
+
+def test_the_first_differing_setting_is_named_with_both_values() -> None:
+    run = {"a": 1, "b": True, "c": "x"}
+    assert differences.settings_difference(run, dict(run), "p") is None
+    assert (
+        differences.settings_difference(run, {**run, "b": False, "c": "y"}, "p")
+        == "p has b = False, the run has True"
+    )
+    assert (
+        differences.settings_difference(run, {"a": 1, "b": True}, "p")
+        == "p has no setting c, the run has c = 'x'"
+    )
+    assert (
+        differences.settings_difference(run, {**run, "d": 4}, "p")
+        == "p has d = 4, the run has no such setting"
+    )
+
+
+def test_layouts_match_by_name_in_any_order() -> None:
+    w, b = ParameterInfo("w", (2, 3), "float32"), ParameterInfo("b", (), "float32")
+    run = {"w": w, "b": b}
+    assert differences.layout_difference(run, {"b": b, "w": w}, "p") is None
+    flat = {"w": ParameterInfo("w", (6,), "float32"), "b": b}
+    assert (
+        differences.layout_difference(run, flat, "p")
+        == "p has parameter w as float32[6], the run as float32[2, 3]"
+    )
+
+
+def test_an_empty_journal_and_peers_with_a_past() -> None:
+    desk = Desk()
+    desk.hear(PeerArrived("a", "1", "host"))
+    effects = desk.said("a", Declare(LAYOUT, SETTINGS, (), 7, 7, "d7", 700))
+    assert sent(effects, Refused) == ["a"]
+    assert "start the coordinator with the journal of the run" in desk.last.reason
+    assert desk.state.run_settings is None, "a peer that is refused defines nothing"
+
+
+def test_a_lost_process_does_not_take_its_name_back_from_a_newer_one() -> None:
+    desk = Desk(start_peers=2)
+    desk.join("a", "b")
+    desk.wait(6, "a")  # b froze and was lost
+    desk.join("b", incarnation="2")
+    members = desk.state.peers
+    assert desk.hear(PeerArrived("b", "1", "host")) == (CloseConnection("b", "1"),)
+    assert desk.state.peers == members

@@ -1,0 +1,77 @@
+"""The member machine where no scenario looks: what the training thread must not do, and refusals."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from atoll.membership import member
+from atoll.membership.member import MemberState, Phase
+from atoll.membership.messages import Applied, Declare, Ready, Refused, Verdict, View
+from atoll.membership.settings import Timeouts
+from atoll.membership.steps import Connected, CoordinatorSaid, Fail, MemberEvent, Send, Tick, TrainerSaid
+from atoll.values import OpId
+
+DECLARE = Declare((), {}, (), 0, 0, "d0", 0)
+READY = Ready(0, 0, "d0", 10, 1, 1.0, True)
+
+
+def play(*events: MemberEvent) -> MemberState:
+    state = member.start("a", Timeouts(), 0.0).state
+    for event in events:
+        step = member.step(state, event, 0.1)
+        assert step.reason
+        state = step.state
+    return state
+
+
+def started() -> MemberState:
+    view = View(term=1, version=0, round=0, members=("a",), started=True, reason="go")
+    return play(Connected(1), TrainerSaid(DECLARE), CoordinatorSaid(view))
+
+
+def test_it_trains_in_local_only() -> None:
+    state = started()
+    assert state.phase is Phase.LOCAL
+    waiting = member.step(state, TrainerSaid(READY), 0.2).state
+    assert waiting.phase is Phase.READY
+    with pytest.raises(AssertionError, match="ready in phase ready"):
+        member.step(waiting, TrainerSaid(READY), 0.3)
+
+
+def test_ready_on_another_version_is_a_fault_of_ours() -> None:
+    with pytest.raises(AssertionError, match="ready on version 3, holds 0"):
+        member.step(started(), TrainerSaid(msgspec.structs.replace(READY, version=3)), 0.2)
+
+
+def test_nothing_is_applied_without_a_verdict() -> None:
+    with pytest.raises(AssertionError, match="nothing to apply"):
+        member.step(started(), TrainerSaid(Applied(1, "d1")), 0.2)
+
+
+def test_refused_ends_it() -> None:
+    step = member.step(started(), CoordinatorSaid(Refused("settings", "outer.lr differs")), 0.2)
+    assert step.effects == (Fail("refused", "outer.lr differs"),)
+    assert member.step(step.state, Tick(), 0.3).effects == ()
+
+
+def test_a_late_view_renumbers_no_round_that_is_waited_in() -> None:
+    waiting = member.step(started(), TrainerSaid(READY), 0.2).state
+    view = View(term=1, version=0, round=5, members=("a",), started=True, reason="later")
+    assert member.step(waiting, CoordinatorSaid(view), 0.3).state.round == 0
+    assert member.step(started(), CoordinatorSaid(view), 0.3).state.round == 5
+
+
+def test_a_verdict_that_skips_a_version_is_not_obeyed() -> None:
+    verdict = Verdict(OpId(1, 1), "committed", 2, "r", (), ("a",), {}, "far ahead")
+    waiting = member.step(started(), TrainerSaid(READY), 0.2).state
+    step = member.step(waiting, CoordinatorSaid(verdict), 0.3)
+    assert isinstance(step.effects[0], Fail)
+    assert step.state.phase is Phase.OVER
+
+
+def test_a_declaration_waits_for_the_connection() -> None:
+    state = member.start("a", Timeouts(), 0.0).state
+    quiet = member.step(state, TrainerSaid(DECLARE), 0.1)
+    assert quiet.effects == ()
+    assert member.step(quiet.state, Connected(1), 0.2).effects == (Send("", DECLARE),)
