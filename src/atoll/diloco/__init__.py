@@ -1,0 +1,1 @@
+"""DiLoCo: schedule, outer state, the round transaction, and the optimizer that users hold."""

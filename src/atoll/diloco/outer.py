@@ -1,0 +1,46 @@
+"""The state that all members share to the bit: anchor, outer momentum, version, round, and the run's step."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll import kernels
+from atoll.diloco.schedule import RoundShape
+
+Floats = NDArray[np.float32]
+
+
+class OuterState:
+    """The shared part of the state, on the CPU; changed only below a round's commit line, on the training thread."""
+
+    def __init__(self, anchor: Floats) -> None:
+        """Takes `anchor` (fp32, one dimension) as its own. `round` counts the rounds that have a verdict: the one
+        under way is `round + 1`."""
+        self.anchor = anchor
+        self.velocity = np.zeros_like(anchor)
+        self.version = 0
+        self.round = 0
+        self.step = 0
+
+    def commit(self, mean: Floats, shape: RoundShape) -> None:
+        """Take the outer step on the mean pseudo-gradient: Nesterov as torch.optim.SGD defines it, in our own kernel
+        (algorithms: outer Nesterov, exact form), so that every processor gives the same bits."""
+        kernels.outer_step(
+            self.anchor, self.velocity, mean, lr=shape.lr, momentum=shape.momentum, nesterov=shape.nesterov
+        )
+        self.version += 1
+        self._pass_round(shape)
+
+    def skip(self, shape: RoundShape) -> None:
+        """A round without a commit: the anchor stays, the run's step goes on."""
+        self._pass_round(shape)
+
+    def digest(self) -> str:
+        """SHA-256 over the digest tables of anchor and momentum: equal on all members that hold this version."""
+        tables = [kernels.digest_pieces(values, 0, kernels.PIECE) for values in (self.anchor, self.velocity)]
+        return kernels.state_digest(tables)
+
+    def _pass_round(self, shape: RoundShape) -> None:
+        self.round += 1
+        self.step += shape.inner_steps

@@ -1,0 +1,129 @@
+"""Counts inner steps and, where a round ends, runs the round and adopts the new anchor.
+
+Both the trainer and `DiLoCoOptimizer` drive training through this one class, on the training thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from atoll.clock import Clock
+from atoll.diloco.outer import OuterState
+from atoll.diloco.round import RoundReport, Rounds, Work
+from atoll.diloco.schedule import OuterSchedule, RoundShape
+from atoll.events import Event, RoundApplied
+from atoll.state.tensors import ModelTensors
+
+
+class OuterLoop:
+    """One peer's outer optimization. `step` is called once after every inner step."""
+
+    def __init__(
+        self,
+        *,
+        tensors: ModelTensors,
+        state: OuterState,
+        rounds: Rounds,
+        schedule: OuterSchedule,
+        clock: Clock,
+        freeze_requested: Callable[[int], bool],
+        progress: Callable[[int], None],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.state = state
+        self.schedule = schedule
+        self.work = Work()
+        self.ended = ""
+        self._tensors, self._rounds, self._clock = tensors, rounds, clock
+        self._freeze_requested, self._progress, self._emit = freeze_requested, progress, emit
+        self._delta = np.empty_like(state.anchor)
+        self._steps_in_round = 0
+        self._shape = schedule.round_at(state.step)
+        self._started_s = clock.now_s()
+        self.on_reset: Callable[[], None] = lambda: None
+        self.on_jump: Callable[[], None] = lambda: None
+
+    @property
+    def run_step(self) -> int:
+        """The run's inner step: what learning-rate schedules go by."""
+        return self.state.step + min(self._steps_in_round, self._shape.inner_steps)
+
+    @property
+    def round_shape(self) -> RoundShape:
+        """The round that is under way."""
+        return self._shape
+
+    def finished(self) -> bool:
+        return bool(self.ended) or self.schedule.finished(self.state.step)
+
+    def step(
+        self, *, tokens: int = 1, loss: float | None = None, positions: tuple[tuple[int, int], ...] = ()
+    ) -> RoundReport | None:
+        """Count one inner step (attempted ones count too). Runs the round if it is due; else returns None.
+
+        `positions` are the data cursors after the step; the round commits the last ones.
+        """
+        self.work.add(tokens, loss)
+        self.work.positions = positions
+        self._steps_in_round += 1
+        self._progress(self.run_step)
+        if self._steps_in_round >= self._shape.inner_steps or self._freeze_requested(self.state.round + 1):
+            return self.finish_round()
+        return None
+
+    def finish_round(self) -> RoundReport:
+        """End the round now, with the steps made so far (none: this peer only receives). Blocks until its verdict."""
+        compute_s = self._clock.now_s() - self._started_s
+        early = self._steps_in_round < self._shape.inner_steps
+        self._tensors.subtract_from(self.state.anchor, self._delta)
+        report = self._rounds.run(self._delta, self.work, self._shape)
+        adopting_s = self._clock.now_s()
+        if report.committed:
+            self._tensors.write(self.state.anchor)
+            if report.left_out and not np.isfinite(self._delta).all():
+                self.on_reset()
+        report.phases.apply_s += self._clock.now_s() - adopting_s
+        self._record(report, compute_s)
+        if report.committed:
+            self.work = Work()
+        if report.ends:
+            self.ended = report.end_reason or report.reason
+        self._steps_in_round = 0
+        if not self.finished():
+            self._shape = self.schedule.round_at(self.state.step)
+        if early:
+            self.on_jump()
+        self._progress(self.run_step)
+        self._started_s = self._clock.now_s()
+        return report
+
+    def _record(self, report: RoundReport, compute_s: float) -> None:
+        phases = report.phases
+        if not report.committed:
+            return
+        self._emit(
+            RoundApplied(
+                round=report.round,
+                version=report.version,
+                step=self.state.step,
+                inner_steps=self.work.steps,
+                members=report.members,
+                contributors=report.contributors,
+                tokens=self.work.tokens,
+                mean_loss=self.work.mean_loss if self.work.losses else None,
+                compute_s=compute_s,
+                wait_s=phases.wait_s,
+                encode_s=phases.encode_s,
+                wire_s=phases.wire_s,
+                vote_s=phases.vote_s,
+                apply_s=phases.apply_s,
+                sent_bytes=report.sent_bytes,
+                received_bytes=report.received_bytes,
+                delta_norm=report.delta_norm,
+                outer_lr=self._shape.lr,
+                outer_momentum=self._shape.momentum,
+                digest=report.digest,
+            )
+        )

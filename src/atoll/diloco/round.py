@@ -1,0 +1,247 @@
+"""One round as a transaction: freeze, reduce, vote, then commit or abort.
+
+The update is encoded once; every attempt sends those bytes. Above the commit line nothing that must survive has
+changed, so an aborted attempt costs nothing. Below it every member does the same arithmetic on the same bytes. A peer
+never steps on an unknown verdict: it waits, for a bounded time, and then leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from atoll import kernels
+from atoll.clock import Clock
+from atoll.comm.base import Communicator
+from atoll.diloco.outer import Floats, OuterState
+from atoll.diloco.schedule import RoundShape
+from atoll.errors import Diverged, QuorumLost
+from atoll.membership.messages import Applied, Ready, Verdict, Vote
+from atoll.plan.grid import Grid
+from atoll.values import OpId, Plan, TransferStats
+
+_SLICE_S = 0.5
+
+
+class MemberPort(Protocol):
+    """What a round needs of membership (`membership.client.Member`, or a stand-in in tests)."""
+
+    def ready(self, message: Ready) -> None: ...
+    def next_order(self, timeout_s: float) -> Plan | Verdict | None: ...
+    def vote(self, message: Vote) -> None: ...
+    def applied(self, message: Applied) -> None: ...
+
+
+@dataclass(slots=True)
+class Work:
+    """What a peer did since it last adopted an anchor."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    losses: int = 0
+    positions: tuple[tuple[int, int], ...] = ()
+
+    def add(self, tokens: int, loss: float | None) -> None:
+        self.steps += 1
+        self.tokens += tokens
+        if loss is not None and math.isfinite(loss):
+            self.loss_sum += loss
+            self.losses += 1
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss_sum / self.losses if self.losses else math.nan
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds of one round: waiting for others, encoding, on the wire, for the verdict, applying."""
+
+    wait_s: float = 0.0
+    encode_s: float = 0.0
+    wire_s: float = 0.0
+    vote_s: float = 0.0
+    apply_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """How a round ended. If not `committed`, the anchor is unchanged and the next update covers this round too."""
+
+    committed: bool
+    round: int
+    version: int
+    members: tuple[str, ...]
+    contributors: tuple[str, ...]
+    left_out: str
+    reason: str
+    ends: bool
+    end_reason: str
+    digest: str
+    delta_norm: float
+    sent_bytes: int
+    received_bytes: int
+    attempts: int
+    phases: Phases = field(default_factory=Phases)
+
+
+class Rounds:
+    """Runs rounds for one rank. Owns the buffers of a round, so that rounds allocate nothing."""
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        member: MemberPort,
+        comm: Communicator,
+        state: OuterState,
+        grid: Grid,
+        codec: str,
+        clock: Clock,
+        patience_s: float,
+        beat: Callable[[str], None] = lambda phase: None,
+    ) -> None:
+        """`patience_s` bounds the whole wait from freeze to verdict; `beat` is told the phase, for heartbeats."""
+        self._peer, self._member, self._comm, self._state = peer, member, comm, state
+        self._grid, self._codec, self._clock, self._patience_s = grid, codec, clock, patience_s
+        self._beat = beat
+        self._contribution = np.empty(grid.wire_bytes(codec), dtype=np.uint8)
+        self._result = np.empty_like(self._contribution)
+        self._mean: Floats = np.empty(grid.numel, dtype=np.float32)
+
+    def run(self, delta: Floats, work: Work, shape: RoundShape) -> RoundReport:
+        """Blocks from freeze to verdict. `delta` is the pseudo-gradient (fp32, `grid.numel`); it is not changed.
+
+        Raises QuorumLost, Unreachable, Refused or Diverged when this peer can not go on; then nothing was committed
+        here that the run did not commit.
+        """
+        attempt = _Attempt(self, delta, work)
+        return attempt.run(shape)
+
+
+class _Attempt:
+    """The life of one round on this peer, over all its attempts."""
+
+    def __init__(self, rounds: Rounds, delta: Floats, work: Work) -> None:
+        self._r = rounds
+        self._phases = Phases()
+        self._held: tuple[OpId, str] | None = None
+        self._stats = TransferStats()
+        self._attempts = 0
+        started_s = rounds._clock.now_s()
+        self._norm = math.sqrt(kernels.squared_norm(delta))
+        encoded = kernels.encode(rounds._codec, rounds._grid.boundaries, delta, rounds._contribution)
+        finite = encoded and math.isfinite(self._norm)
+        self._phases.encode_s = rounds._clock.now_s() - started_s
+        self._ready = Ready(
+            round=rounds._state.round + 1,
+            version=rounds._state.version,
+            digest=rounds._state.digest(),
+            tokens=work.tokens,
+            steps=work.steps,
+            norm=self._norm if finite else 0.0,
+            finite=finite,
+            positions=work.positions,
+        )
+
+    def run(self, shape: RoundShape) -> RoundReport:
+        r = self._r
+        r._beat("ready")
+        r._member.ready(self._ready)
+        deadline_s = r._clock.now_s() + r._patience_s
+        waiting_since_s, voted = r._clock.now_s(), False
+        while True:
+            order = r._member.next_order(_SLICE_S)
+            now_s = r._clock.now_s()
+            if order is None:
+                if now_s > deadline_s:
+                    raise QuorumLost(
+                        f"round {r._state.round + 1} got no verdict within {r._patience_s:.0f} s; "
+                        "see the coordinator's log, then start this peer again"
+                    )
+                continue
+            if voted:
+                self._phases.vote_s += now_s - waiting_since_s
+            else:
+                self._phases.wait_s += now_s - waiting_since_s
+            if isinstance(order, Verdict):
+                return self._obey(order, shape)
+            self._reduce(order)
+            waiting_since_s, voted = r._clock.now_s(), True
+
+    def _reduce(self, plan: Plan) -> None:
+        r = self._r
+        r._beat("reducing")
+        contributes = any(c.peer == r._peer for c in plan.contributions)
+        report = r._comm.reduce(plan, r._grid, r._contribution if contributes else None, r._result)
+        self._attempts += 1
+        self._stats = _added(self._stats, report.stats)
+        self._phases.wire_s += report.stats.wire_s
+        digest = kernels.digest_bytes(r._result).hex() if report.ok else ""
+        self._held = (plan.op, digest) if report.ok else None
+        r._beat("voted")
+        r._member.vote(
+            Vote(
+                op=plan.op,
+                ok=report.ok,
+                digest=digest,
+                broken=report.broken,
+                reason=report.reason,
+                stats=report.stats,
+            )
+        )
+
+    def _obey(self, verdict: Verdict, shape: RoundShape) -> RoundReport:
+        r, state = self._r, self._r._state
+        committed = verdict.outcome == "committed"
+        round_ = state.round + 1
+        if committed:
+            if self._held != (verdict.op, verdict.digest):
+                raise QuorumLost(
+                    f"the run committed version {verdict.version} ({verdict.op}) without this peer; "
+                    "start it again to take part from a newer version"
+                )
+            started_s = r._clock.now_s()
+            kernels.decode(r._codec, r._grid.boundaries, r._result, r._mean)
+            # ---- commit line: from here on every member does the same arithmetic on the same bytes ----
+            state.commit(r._mean, shape)
+            digest = state.digest()
+            self._phases.apply_s = r._clock.now_s() - started_s
+            if state.version != verdict.version:
+                raise Diverged(f"this peer is at version {state.version} after a commit of {verdict.version}")
+            r._member.applied(Applied(version=state.version, digest=digest))
+        else:
+            state.skip(shape)
+            digest = self._ready.digest
+        r._beat("local")
+        return RoundReport(
+            committed=committed,
+            round=round_,
+            version=state.version,
+            members=verdict.members,
+            contributors=tuple(c.peer for c in verdict.contributions),
+            left_out=verdict.left_out.get(r._peer, ""),
+            reason=verdict.reason,
+            ends=verdict.ends,
+            end_reason=verdict.end_reason,
+            digest=digest,
+            delta_norm=self._norm,
+            sent_bytes=self._stats.sent_bytes,
+            received_bytes=self._stats.received_bytes,
+            attempts=self._attempts,
+            phases=self._phases,
+        )
+
+
+def _added(a: TransferStats, b: TransferStats) -> TransferStats:
+    return TransferStats(
+        sent_bytes=a.sent_bytes + b.sent_bytes,
+        received_bytes=a.received_bytes + b.received_bytes,
+        wire_s=a.wire_s + b.wire_s,
+        encode_s=a.encode_s + b.encode_s,
+    )
