@@ -30,17 +30,17 @@ def main() -> None:
     root = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory(prefix="atoll-wheel-") as name:
         folder = Path(name)
-        run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", name, str(root)])
+        pip("wheel", "--no-deps", "--no-build-isolation", "-w", name, str(root))
         (wheel,) = folder.glob("*.whl")
         venv.create(folder / "env", with_pip=False)
         site = next((folder / "env").glob("lib/python*/site-packages"))
-        run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)])
+        pip("install", "--no-deps", "--target", str(site), str(wheel))
         (site / "dependencies.pth").write_text("\n".join(dependencies()))
         python = folder / "env" / "bin" / "python"
         run([str(python), "-c", CHECK], cwd=folder)
         run([str(python), "-m", "atoll", "--version"], cwd=folder)
-        demo = [str(python), "-m", "atoll", "demo", "--seconds", "6", "--peers", "2", "--no-kill", "--json", "--out", name]
-        result = json.loads(run(demo, cwd=folder))
+        demo = "-m atoll demo --seconds 6 --peers 2 --no-kill --json --out".split()
+        result = json.loads(run([str(python), *demo, name], cwd=folder))
         assert result["digests_equal"], result
         assert result["rounds"] > 0, result
     print("wheel check passed")
@@ -51,9 +51,13 @@ def dependencies() -> list[str]:
     return [entry for entry in sys.path if entry.endswith("site-packages")]
 
 
+def pip(*arguments: str) -> None:
+    run([sys.executable, "-m", "pip", "--quiet", *arguments])
+
+
 def run(command: list[str], cwd: Path | None = None) -> str:
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH",) and not k.startswith("ATOLL_")}
-    done = subprocess.run(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True, timeout=600)
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("ATOLL_")}
+    done = subprocess.run(command, cwd=cwd, env=kept, stdout=subprocess.PIPE, text=True, timeout=600)
     print(done.stdout, end="")
     if done.returncode:
         sys.exit(f"{' '.join(command[:4])} ... ended with {done.returncode}")

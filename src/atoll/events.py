@@ -21,7 +21,7 @@ class Event(msgspec.Struct, frozen=True, tag_field="type", tag=True):
     """Base of all events."""
 
 
-class RunStarted(Event):
+class RunStarted(Event, frozen=True):
     """A process of the run began: `role` is "coordinator" or "peer"."""
 
     role: str
@@ -30,25 +30,25 @@ class RunStarted(Event):
     pid: int
 
 
-class CoordinatorListening(Event):
+class CoordinatorListening(Event, frozen=True):
     address: str
     term: int
     restarted: bool
 
 
-class PeerConnected(Event):
+class PeerConnected(Event, frozen=True):
     """A peer proved the token. It is no member yet."""
 
     peer: str
     address: str
 
 
-class PeerRefused(Event):
+class PeerRefused(Event, frozen=True):
     peer: str
     reason: str
 
 
-class PeerJoined(Event):
+class PeerJoined(Event, frozen=True):
     """A peer declared the run's layout, settings and newest version: it is a member from the next round."""
 
     peer: str
@@ -56,7 +56,7 @@ class PeerJoined(Event):
     members: tuple[str, ...]
 
 
-class PeerLost(Event):
+class PeerLost(Event, frozen=True):
     """A member's heartbeat was gone for longer than `dead_s`, or it stopped making progress."""
 
     peer: str
@@ -64,7 +64,7 @@ class PeerLost(Event):
     members: tuple[str, ...]
 
 
-class PeerLeft(Event):
+class PeerLeft(Event, frozen=True):
     """A member said goodbye."""
 
     peer: str
@@ -72,7 +72,7 @@ class PeerLeft(Event):
     members: tuple[str, ...]
 
 
-class PeerLeftOut(Event):
+class PeerLeftOut(Event, frozen=True):
     """A member's update was left out of a round by decision; all members decide alike."""
 
     peer: str
@@ -80,19 +80,19 @@ class PeerLeftOut(Event):
     reason: str
 
 
-class AttemptStarted(Event):
+class AttemptStarted(Event, frozen=True):
     op: str
     members: tuple[str, ...]
     contributors: tuple[str, ...]
     reason: str
 
 
-class AttemptFailed(Event):
+class AttemptFailed(Event, frozen=True):
     op: str
     reason: str
 
 
-class RoundCommitted(Event):
+class RoundCommitted(Event, frozen=True):
     """The coordinator's record of a committed round."""
 
     round: int
@@ -105,12 +105,12 @@ class RoundCommitted(Event):
     reason: str
 
 
-class RoundSkipped(Event):
+class RoundSkipped(Event, frozen=True):
     round: int
     reason: str
 
 
-class DigestMismatch(Event):
+class DigestMismatch(Event, frozen=True):
     """A peer stands on other bits than the run; it is not planned."""
 
     peer: str
@@ -119,7 +119,7 @@ class DigestMismatch(Event):
     found: str
 
 
-class TrainingStep(Event):
+class TrainingStep(Event, frozen=True):
     """One inner step of a peer (every `[local] log_every`-th, a round's last, and every skipped one).
 
     `loss` is nats per token. `skipped`: it was not finite, and the weights were left alone.
@@ -134,7 +134,7 @@ class TrainingStep(Event):
     skipped: bool = False
 
 
-class RoundApplied(Event):
+class RoundApplied(Event, frozen=True):
     """A peer's own record of a round that it committed; seconds are this peer's, bytes are counted at its sockets.
 
     `mean_loss` (nats per token) is None where the peer made no step, or reported no loss.
@@ -162,7 +162,7 @@ class RoundApplied(Event):
     digest: str
 
 
-class AnchorEvaluated(Event):
+class AnchorEvaluated(Event, frozen=True):
     """Validation loss of the anchor (nats per token), the weights all members agree on."""
 
     step: int
@@ -171,28 +171,29 @@ class AnchorEvaluated(Event):
     tokens: int
 
 
-class RowsSkipped(Event):
-    """Input rows that could not be read; counted, never silent."""
+class RowsSkipped(Event, frozen=True):
+    """Input rows that could not be read, or (`empty`) hold no text; counted, never silent."""
 
     path: str
     count: int
     example: str
+    empty: bool = False
 
 
-class PeerKilled(Event):
+class PeerKilled(Event, frozen=True):
     """The demo (or a rehearsal) ended a peer on purpose."""
 
     peer: str
     signal: str
 
 
-class ModelSaved(Event):
+class ModelSaved(Event, frozen=True):
     path: str
     version: int
     digest: str
 
 
-class RunEnded(Event):
+class RunEnded(Event, frozen=True):
     """A process of the run ended. `exit_code` as documented in README."""
 
     reason: str

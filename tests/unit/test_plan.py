@@ -81,6 +81,8 @@ def test_a_broken_pair_leaves_the_others_as_roots() -> None:
         (("a",), set(), set()),
     ],
 )
-def test_the_smallest_cover_is_dropped(members: tuple[str, ...], broken: set[Edge], dropped: set[str]) -> None:
+def test_the_smallest_cover_is_dropped(
+    members: tuple[str, ...], broken: set[Edge], dropped: set[str]
+) -> None:
     assert cover_broken(members, broken) == dropped
     assert direct_lanes([m for m in members if m not in dropped], broken)

@@ -165,7 +165,7 @@ class MembershipSection(Section):
     freeze_s: Annotated[float, Field(gt=0, description="deadline: time to answer a closed round")] = 30.0
     attempt_s: Annotated[float, Field(gt=0, description="the longest that one attempt may take")] = 600.0
     vote_s: Annotated[float, Field(gt=0, description="time for votes after the first one")] = 60.0
-    max_attempts: Annotated[int, Field(gt=0, description="then the round is skipped")] = 5
+    max_attempts: Annotated[int, Field(gt=0, le=20, description="then the round is skipped")] = 5
     connect_s: Annotated[float, Field(gt=0, description="the longest that a peer tries to reach someone")] = (
         10.0
     )
@@ -207,10 +207,15 @@ class LocalSection(Section):
     coordinator: Annotated[str, Field(description="host:port")] = "127.0.0.1:7070"
     peer: Annotated[str, Field(description="this peer's name; empty: host name and pid")] = ""
     out: Annotated[str, Field(description="folder for events, config and the final model")] = "runs"
-    bind: Annotated[str, Field(description="address that the engine listens on")] = "127.0.0.1"
+    bind: Annotated[
+        str,
+        Field(
+            description="address that the engine listens on; empty: loopback if the coordinator is there, else all"
+        ),
+    ] = ""
     port: Annotated[int, Field(ge=0, le=65535, description="the engine's port; 0: any free one")] = 0
     advertise: Annotated[
-        str, Field(description="address that others use to reach this peer; empty: `bind`")
+        str, Field(description="address that others use to reach this peer; empty: found out")
     ] = ""
     device: Annotated[str, Field(description='"cpu", "cuda", "cuda:1", "mps"')] = "cpu"
     threads: Annotated[int, Field(ge=0, description="torch threads; 0: torch's own choice")] = 0

@@ -65,6 +65,12 @@ def start(
                 "use another journal or another run name"
             )
             return Step(replace(state, over=reason), (Finish(reason, 2),), reason)
+    if state.done and not state.members():
+        reason = (
+            f"run {settings.run} is over already, at version {state.version}: all its peers left; "
+            "to begin a new one give another run name, or remove the journal"
+        )
+        return Step(replace(state, over=reason), (Finish(reason, 0),), reason)
     if not records:
         wanted = counted(settings.start_peers, "peer")
         reason = f"run {settings.run} begins: term {state.term}, waiting for {wanted}"

@@ -24,14 +24,14 @@ class Message(msgspec.Struct, frozen=True, tag_field="m", tag=True):
 # ---- admission: connect ------------------------------------------------------------------------------------------
 
 
-class Challenge(Message):
+class Challenge(Message, frozen=True):
     """Coordinator, first word on a new connection."""
 
     protocol: int
     nonce: bytes
 
 
-class Connect(Message):
+class Connect(Message, frozen=True):
     """Peer: who I am, and proof that I hold the run's token (HMAC over both nonces, run, peer, incarnation)."""
 
     protocol: int
@@ -43,7 +43,7 @@ class Connect(Message):
     proof: bytes
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """Coordinator: proof of the same token, the sealed session key for the engines, the run's settings.
 
     `settings` is the nested dict of the run's settings, or None while no one has given any (then the first peer's
@@ -58,8 +58,8 @@ class Welcome(Message):
     seen_as: str
 
 
-class Refused(Message):
-    """Coordinator: not admitted. `kind` is one of token, protocol, run, peer, layout, settings, version, digest, late."""
+class Refused(Message, frozen=True):
+    """Coordinator: not admitted. `kind` is token, protocol, run, peer, layout, settings, version, digest or late."""
 
     kind: str
     reason: str
@@ -68,7 +68,7 @@ class Refused(Message):
 # ---- admission: declare ------------------------------------------------------------------------------------------
 
 
-class Declare(Message):
+class Declare(Message, frozen=True):
     """Peer: the state I hold. Sent once the model is built, and again after every reconnect.
 
     `settings` is flat (dotted keys). `round` is the last round this peer knows the verdict of; `pending` is the round
@@ -85,7 +85,7 @@ class Declare(Message):
     pending: Ready | None = None
 
 
-class View(Message):
+class View(Message, frozen=True):
     """Coordinator: the membership as it is now. `started` once the run has all `start_peers`."""
 
     term: int
@@ -99,14 +99,14 @@ class View(Message):
 # ---- liveness ----------------------------------------------------------------------------------------------------
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True):
     """Peer, every `heartbeat_s`, from the trainer's own process. `step` shows progress."""
 
     step: int
     phase: str
 
 
-class HeartbeatAck(Message):
+class HeartbeatAck(Message, frozen=True):
     """Coordinator: so that a peer notices a coordinator that is frozen or gone."""
 
     term: int
@@ -115,14 +115,14 @@ class HeartbeatAck(Message):
 # ---- a round -----------------------------------------------------------------------------------------------------
 
 
-class Freeze(Message):
+class Freeze(Message, frozen=True):
     """Coordinator, policy `deadline`: the round closes; contribute what you have at your next safe point."""
 
     term: int
     round: int
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """Peer: frozen, update encoded. `positions` are data cursors as of the frozen step: (slot, position) pairs."""
 
     round: int
@@ -135,20 +135,20 @@ class Ready(Message):
     positions: tuple[tuple[int, int], ...] = ()
 
 
-class Reduce(Message):
+class Reduce(Message, frozen=True):
     """Coordinator: take part in this attempt."""
 
     plan: Plan
 
 
-class Abort(Message):
+class Abort(Message, frozen=True):
     """Coordinator: give this attempt up; a verdict or a new attempt follows."""
 
     op: OpId
     reason: str
 
 
-class Vote(Message):
+class Vote(Message, frozen=True):
     """Peer: "I hold the whole result, its digest is `digest`", or not ok, naming the broken edges."""
 
     op: OpId
@@ -159,7 +159,7 @@ class Vote(Message):
     stats: TransferStats
 
 
-class Verdict(Message):
+class Verdict(Message, frozen=True):
     """Coordinator, journaled before it is sent: the round's end.
 
     `outcome` is "committed" or "skipped". `version` is the version after it. `left_out` says why, by peer.
@@ -178,21 +178,21 @@ class Verdict(Message):
     end_reason: str = ""
 
 
-class Applied(Message):
+class Applied(Message, frozen=True):
     """Peer: the outer step is done; this is the state's digest."""
 
     version: int
     digest: str
 
 
-class Leave(Message):
+class Leave(Message, frozen=True):
     """Peer: goodbye. `done` means that all it was asked for is committed."""
 
     reason: str
     done: bool
 
 
-class Ended(Message):
+class Ended(Message, frozen=True):
     """Coordinator: the run is over for this peer, or goes on without it."""
 
     kind: str
@@ -200,7 +200,9 @@ class Ended(Message):
 
 
 PeerMessage = Connect | Declare | Heartbeat | Ready | Vote | Applied | Leave
-CoordinatorMessage = Challenge | Welcome | Refused | View | HeartbeatAck | Freeze | Reduce | Abort | Verdict | Ended
+CoordinatorMessage = (
+    Challenge | Welcome | Refused | View | HeartbeatAck | Freeze | Reduce | Abort | Verdict | Ended
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _peer_decoder = msgspec.msgpack.Decoder(PeerMessage)

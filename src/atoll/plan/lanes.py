@@ -12,7 +12,9 @@ def direct_lanes(members: Sequence[str], broken: Collection[Edge]) -> tuple[Lane
     cut = {edge.source for edge in broken} | {edge.target for edge in broken}
     if len(members) > 1 and cut:
         pairs = {frozenset((edge.source, edge.target)) for edge in broken}
-        roots = [m for m in members if not any(frozenset((m, other)) in pairs for other in members if other != m)]
+        roots = [
+            m for m in members if not any(frozenset((m, other)) in pairs for other in members if other != m)
+        ]
     else:
         roots = list(members)
     return tuple(Lane(root=root) for root in roots)

@@ -1,4 +1,4 @@
-"""The layout of a model in global coordinates: an ordered list of parameters, each covering a range of one long vector."""
+"""The layout of a model in global coordinates: parameters in order, each covering a range of one long vector."""
 
 from __future__ import annotations
 

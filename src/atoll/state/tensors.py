@@ -7,6 +7,7 @@ are refused by name. Frozen parameters do not travel: they are part of what peer
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -32,7 +33,9 @@ class ModelTensors:
         trainable = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
         trainable = _without_ties(trainable)
         infos = [
-            ParameterInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+            ParameterInfo(
+                name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")
+            )
             for name, tensor in trainable.items()
         ]
         self.layout = Layout.of(infos)
@@ -88,14 +91,14 @@ class ModelTensors:
 
 
 def _without_ties(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Keep the alphabetically first name of each storage; refuse storages that overlap without being the same parameter."""
+    """Keep the alphabetically first name of each storage; refuse storages that overlap in any other way."""
     kept: dict[str, torch.Tensor] = {}
     for name, tensor in sorted(named.items()):
         twin = next((k for k, other in kept.items() if _same_view(tensor, other)), None)
         if twin is None:
             kept[name] = tensor
     spans = sorted((*_span(tensor), name) for name, tensor in kept.items() if tensor.numel())
-    for (_, stop, first), (start, _, second) in zip(spans, spans[1:], strict=False):
+    for (_, stop, first), (start, _, second) in itertools.pairwise(spans):
         if start < stop:
             raise ConfigError(
                 f"parameters {first!r} and {second!r} share storage without being tied as a whole; "

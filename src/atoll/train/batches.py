@@ -27,4 +27,6 @@ class Batches(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         batch = self._reader.next_batch(self._batch_size)
-        return Batch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), self._reader.positions())
+        return Batch(
+            torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), self._reader.positions()
+        )

@@ -148,9 +148,13 @@ def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambd
     """The run's text as tokens. Raises ConfigError or DataError; `report` is told of rows that were skipped."""
     data = config.data
     tokenizer = load_tokenizer(data.tokenizer, config.model.vocab_size)
-    corpus = read_corpus(data.sources, tokenizer, field=data.field, max_bad_rows=data.max_bad_rows, report=report)
+    corpus = read_corpus(
+        data.sources, tokenizer, field=data.field, max_bad_rows=data.max_bad_rows, report=report
+    )
     if corpus.empty_documents:
-        report(RowsSkipped(path=", ".join(data.sources), count=corpus.empty_documents, example="empty documents"))
+        report(
+            RowsSkipped(path=", ".join(data.sources), count=corpus.empty_documents, example="", empty=True)
+        )
     return corpus
 
 

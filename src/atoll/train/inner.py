@@ -38,6 +38,11 @@ class StepReport:
     skipped: bool
     clipped: bool
 
+    @property
+    def trained_tokens(self) -> int:
+        """What the step counts for in the mean: nothing if it was skipped."""
+        return 0 if self.skipped else self.tokens
+
 
 class InnerStep:
     """Owns how a batch becomes one step of `optimizer`. Others may read `model` and `optimizer`."""

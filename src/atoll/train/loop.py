@@ -16,11 +16,11 @@ def train(
 ) -> None:
     """Train until the run is over. Raises what ends this peer's part in it."""
     while not session.finished():
-        session.safe_point()  # what ended membership is raised here; joins and recovery will happen here
+        session.safe_point()  # raises what ended membership; joins and recovery will happen here and nowhere else
         batch = next(batches)
-        report = inner.step(
-            batch.inputs, batch.targets, session.step
-        )  # forward, backward, clip, local optimizer
-        outer.work.positions = batch.positions
-        sync = outer.step(tokens=0 if report.skipped else report.tokens, loss=report.loss)  # None, except at the end of a round
-        observer.after_step(report, sync)  # events, evaluation of the anchor
+        # forward, backward, clip, local optimizer
+        report = inner.step(batch.inputs, batch.targets, session.step)
+        # None, except at the end of a round
+        sync = outer.step(tokens=report.trained_tokens, loss=report.loss, positions=batch.positions)
+        # events, evaluation of the anchor
+        observer.after_step(report, sync)

@@ -89,6 +89,8 @@ class Observer:
             draft.replace(path)
         except OSError as error:
             draft.unlink(missing_ok=True)
-            raise LocalError(f"cannot write {path}: {error.strerror or error}; free some space or set local.out") from None
+            raise LocalError(
+                f"cannot write {path}: {error.strerror or error}; free some space or set local.out"
+            ) from None
         digest = self._session.loop.state.digest()
         self._session.events.emit(ModelSaved(path=str(path), version=self._session.version, digest=digest))

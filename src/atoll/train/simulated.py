@@ -34,7 +34,7 @@ class TrainedPeer:
         for step in range(run_step, run_step + steps):
             batch = next(self.batches)
             report = self.inner.step(batch.inputs, batch.targets, step)
-            work.add(0 if report.skipped else report.tokens, report.loss)
+            work.add(report.trained_tokens, report.loss)
         return work
 
 
