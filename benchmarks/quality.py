@@ -1,0 +1,251 @@
+"""Does DiLoCo cost quality? Data-parallel training against DiLoCo with 1, 2, 4 peers, fp32 and int8, at equal tokens.
+
+Real text (the Python standard library, split by document), a small Llama, paired seeds: a seed fixes start weights and
+data. Every run sees the same number of tokens: a step is `GLOBAL_BATCH` sequences, shared by the peers. The learning
+rate is tuned for data-parallel training, then used for all. DiLoCo starts with short averaging rounds, then 90 rounds
+of 15 steps with Nesterov (0.7, 0.9).
+
+Runs happen in one process (`atoll.train.simulated`): rounds have the same digests as over processes, as the test
+suite shows. Finished runs are kept in --out and not repeated.
+
+    python benchmarks/quality.py                     # everything; some minutes a run, 16 runs
+    python benchmarks/quality.py --seeds 0 --only tune dp diloco-4-int8
+    python benchmarks/quality.py --report            # the table and the curve from what is there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.config.schema import (
+    DataSection,
+    EvalSection,
+    InnerSection,
+    LocalSection,
+    ModelSection,
+    OuterSection,
+    RunConfig,
+    RunSection,
+    StageSection,
+)
+from atoll.plan.grid import Grid
+from atoll.train.build import load_corpus
+from atoll.train.simulated import simulate_run
+
+GLOBAL_BATCH = 32
+SEQ_LEN = 64
+STEPS = 1500
+START_STEPS, START_INNER_STEPS, INNER_STEPS = 150, 5, 15
+LEARNING_RATES = (1.4e-3, 2e-3, 3e-3)
+PEERS = (1, 2, 4)
+CODECS = ("fp32", "int8")
+
+
+def config(*, seed: int, lr: float, num_peers: int, codec: str, data_parallel: bool, steps: int) -> RunConfig:
+    stages = (
+        StageSection(until=START_STEPS * steps // STEPS, inner_steps=START_INNER_STEPS),
+        StageSection(inner_steps=INNER_STEPS),
+    )
+    # One peer that averages only is plain training on the whole batch: data-parallel training without its traffic.
+    outer = (
+        OuterSection(inner_steps=INNER_STEPS, lr=1.0, momentum=0.0, codec="fp32")
+        if data_parallel
+        else OuterSection(inner_steps=stages, lr=0.7, momentum=0.9, codec=codec)
+    )
+    return RunConfig(
+        run=RunSection(name="quality", seed=seed, steps=steps),
+        model=ModelSection(
+            dim=64,
+            num_layers=3,
+            num_heads=4,
+            num_kv_heads=4,
+            ffn_dim=192,
+            max_seq_len=SEQ_LEN,
+            vocab_size=256,
+        ),
+        data=DataSection(seq_len=SEQ_LEN, slots=256),
+        inner=InnerSection(lr=lr, batch_size=GLOBAL_BATCH // num_peers, warmup_steps=50, betas=(0.9, 0.99)),
+        outer=outer,
+        eval=EvalSection(sequences=512),
+        local=LocalSection(threads=1),
+    )
+
+
+def planned(seeds: list[int]) -> list[dict[str, Any]]:
+    """All runs, in the order in which they are needed: tuning first."""
+    runs = [
+        {"name": f"tune-{lr:g}", "kind": "tune", "seed": seeds[0], "lr": lr, "peers": 1, "codec": "fp32"}
+        for lr in LEARNING_RATES
+    ]
+    for seed in seeds:
+        runs.append(
+            {"name": f"dp-{seed}", "kind": "dp", "seed": seed, "lr": None, "peers": 1, "codec": "fp32"}
+        )
+        runs += [
+            {
+                "name": f"diloco-{m}-{codec}-{seed}",
+                "kind": "diloco",
+                "seed": seed,
+                "lr": None,
+                "peers": m,
+                "codec": codec,
+            }
+            for m in sorted(PEERS, reverse=True)
+            for codec in CODECS
+        ]
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--only", nargs="+", default=[""], help="run only names that start with one of these")
+    parser.add_argument("--out", type=Path, default=Path("docs/quality/runs.jsonl"))
+    parser.add_argument("--report", action="store_true", help="only write the report from finished runs")
+    args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    if not args.report:
+        run_all(args)
+    rows = finished(args.out)
+    (args.out.parent / "README.md").write_text(report(rows))
+    print(report(rows))
+
+
+def run_all(args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    corpus = None
+    for run in planned(args.seeds):
+        done = finished(args.out)
+        if run["name"] in done or not run["name"].startswith(tuple(args.only)):
+            continue
+        data_parallel = run["kind"] != "diloco"
+        lr = run["lr"] or best_lr(done)
+        if data_parallel and f"tune-{lr:g}" in done and done[f"tune-{lr:g}"]["seed"] == run["seed"]:
+            row = {**done[f"tune-{lr:g}"], **run, "lr": lr}  # the tuned run is this very run
+        else:
+            settings = config(
+                seed=run["seed"],
+                lr=lr,
+                num_peers=run["peers"],
+                codec=run["codec"],
+                data_parallel=data_parallel,
+                steps=args.steps,
+            )
+            corpus = corpus or load_corpus(settings)
+            row = {**run, "lr": lr, **measured(settings, run["peers"], corpus, data_parallel)}
+        with args.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{row['name']:22s} lr {lr:g}  loss {row['loss']:.4f}  {row['seconds']:.0f} s", flush=True)
+
+
+def measured(settings: RunConfig, num_peers: int, corpus: Any, data_parallel: bool) -> dict[str, Any]:
+    started_s = time.monotonic()
+    curve: list[tuple[int, float]] = []
+    run, loss = simulate_run(
+        settings,
+        num_peers,
+        corpus,
+        evaluated=lambda step, value: curve.append((step, round(value, 4))),
+        eval_every_rounds=10,
+    )
+    numel = run.state.anchor.size
+    wire = Grid.of([numel]).wire_bytes(settings.outer.codec)
+    rounds = len(run.rounds)
+    # Bytes that a peer sends: to the roots and, as a root, to the others: 2V(N-1)/N a round; data-parallel: gradients.
+    per_exchange = 2 * (4 * numel if data_parallel else wire)
+    exchanges = settings.run.steps if data_parallel else rounds
+    return {
+        "steps": settings.run.steps,
+        "tokens": settings.run.steps * GLOBAL_BATCH * SEQ_LEN,
+        "parameters": numel,
+        "rounds": rounds,
+        "sent_bytes_large_n": per_exchange * exchanges,
+        "loss": loss,
+        "digest": run.state.digest(),
+        "curve": curve,
+        "seconds": round(time.monotonic() - started_s, 1),
+    }
+
+
+def best_lr(done: dict[str, dict[str, Any]]) -> float:
+    tuned = [row for row in done.values() if row["kind"] == "tune"]
+    if not tuned:
+        raise SystemExit("tune the learning rate first: run with --only tune")
+    return min(tuned, key=lambda row: row["loss"])["lr"]
+
+
+def finished(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    return {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
+
+
+def report(rows: dict[str, dict[str, Any]]) -> str:
+    tune = [row for row in rows.values() if row["kind"] == "tune"]
+    seeds = sorted({row["seed"] for row in rows.values() if row["kind"] == "dp"})
+    if not seeds:
+        return "no data-parallel run is finished yet\n"
+    dp = {seed: rows[f"dp-{seed}"] for seed in seeds}
+    any_row = dp[seeds[0]]
+    lines = [
+        "# Does DiLoCo cost quality?",
+        "",
+        f"A Llama of {any_row['parameters']:,} parameters on the Python standard library's sources (bytes), "
+        f"{any_row['steps']} steps of {GLOBAL_BATCH} x {SEQ_LEN} tokens ({any_row['tokens'] / 1e6:.1f} M) in all; "
+        "validation loss of the final anchor, nats per byte, on held-out files.",
+        f"DiLoCo: averaging every {START_INNER_STEPS} steps for the first {START_STEPS * any_row['steps'] // STEPS}, "
+        f"then every {INNER_STEPS} steps outer Nesterov (0.7, 0.9). The batch is shared by the peers.",
+        "",
+        "Learning rate, tuned for data-parallel training (seed "
+        f"{tune[0]['seed']}): " + ", ".join(f"{r['lr']:g}: {r['loss']:.4f}" for r in tune) + ".",
+        "",
+        "| run | "
+        + " | ".join(f"seed {s}" for s in seeds)
+        + " | mean | against data-parallel | bytes sent per peer |",
+        "|---|" + "---|" * (len(seeds) + 3),
+        table_row("data-parallel", dp, dp, seeds),
+    ]
+    for m in PEERS:
+        for codec in CODECS:
+            found = {s: rows[f"diloco-{m}-{codec}-{s}"] for s in seeds if f"diloco-{m}-{codec}-{s}" in rows}
+            if found:
+                lines.append(table_row(f"DiLoCo, {m} peer{'s' * (m > 1)}, {codec}", found, dp, seeds))
+    lines += ["", "int8 against fp32, paired by seed (nats): " + "; ".join(paired(rows, seeds)) + "."]
+    lines += [
+        "",
+        "Bytes are for many peers (2 bytes-of-vector a round, each way); with N peers (N-1)/N of it.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def table_row(name: str, found: dict[int, Any], dp: dict[int, Any], seeds: list[int]) -> str:
+    losses = [f"{found[s]['loss']:.4f}" if s in found else "-" for s in seeds]
+    mean = statistics.mean(found[s]["loss"] for s in found)
+    against = statistics.mean(found[s]["loss"] / dp[s]["loss"] - 1 for s in found)
+    sent = next(iter(found.values()))["sent_bytes_large_n"]
+    return f"| {name} | {' | '.join(losses)} | {mean:.4f} | {against:+.2%} | {sent / 1e6:,.1f} MB |"
+
+
+def paired(rows: dict[str, dict[str, Any]], seeds: list[int]) -> list[str]:
+    found = []
+    for m in PEERS:
+        pairs = [(rows.get(f"diloco-{m}-int8-{s}"), rows.get(f"diloco-{m}-fp32-{s}")) for s in seeds]
+        differences = [a["loss"] - b["loss"] for a, b in pairs if a and b]
+        if differences:
+            found.append(f"{m} peer{'s' * (m > 1)}: " + ", ".join(f"{d:+.4f}" for d in differences))
+    return found
+
+
+if __name__ == "__main__":
+    main()

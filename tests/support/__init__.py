@@ -1,0 +1,1 @@
+"""What several tests share: swarms of real processes, the quadratic problem."""

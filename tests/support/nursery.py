@@ -1,0 +1,132 @@
+"""Starts Python processes that share one import of torch: real processes, forked from one that has it loaded.
+
+Importing torch costs seconds of CPU; a swarm test starts several peers. The nursery is a single-threaded process that
+imports what peers need, then forks one child per request; a child has its own output file and its own exit code, and
+can be killed or frozen like any other process. Requests and answers are JSON lines over the nursery's pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+class Child:
+    """A process that the nursery started; as much of subprocess.Popen as tests use."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery, self.pid = nursery, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._nursery.ask({"poll": self.pid})
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        deadline_s = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired(f"pid {self.pid}", timeout)
+            time.sleep(0.01)
+        return code
+
+
+class Nursery:
+    """The test's side: one nursery per test session. Children die with it."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def start(self, script: Path, arguments: list[str], log: Path) -> Child:
+        """Run a script in a new process; its output is appended to `log`. Waits for the first import of torch."""
+        return Child(self, self.ask({"start": [str(script), *arguments], "log": str(log)}))
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        assert self._process.stdout
+        self._process.stdout.close()
+
+
+def serve() -> None:
+    """The nursery's own loop: start and poll children until the pipe closes, then end them all."""
+    import torch
+
+    import atoll.diloco.optimizer  # noqa: F401  (this is what is worth sharing)
+
+    torch.set_num_threads(1)
+    children: set[int] = set()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        if "start" in request:
+            pid = fork(request["start"], request["log"])
+            children.add(pid)
+            answer: int | None = pid
+        else:
+            done, status = os.waitpid(request["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if done else None
+            children -= {done}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def fork(arguments: list[str], log: str) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
+        sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True)
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

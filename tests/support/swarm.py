@@ -1,0 +1,201 @@
+"""Real processes for tests: a coordinator and peers on loopback, watched, bounded in time, and always cleaned up."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from atoll.events import read_events
+from support.nursery import Child, Nursery
+
+TOKEN = "a-token-for-tests-0123456789abcdef"
+QUADRATIC = Path(__file__).with_name("quadratic_peer.py")
+
+# Tests wait as long as the hard cases say they must be able to.
+FAST = {
+    "heartbeat_s": 0.5,
+    "dead_s": 3.0,
+    "attempt_s": 8.0,
+    "vote_s": 8.0,
+    "connect_s": 10.0,
+    "ready_wait_s": 30.0,
+    "coordinator_lost_s": 20.0,
+    "quorum_wait_s": 90.0,
+}
+
+
+@dataclass
+class Peer:
+    """One peer process and the files it writes."""
+
+    name: str
+    process: Child
+    results: Path
+    marker: Path
+    log: Path
+
+    def rounds(self) -> list[dict[str, Any]]:
+        if not self.results.exists():
+            return []
+        return [json.loads(line) for line in self.results.read_text().splitlines()]
+
+    def thetas(self) -> list[float]:
+        return [row["theta"] for row in self.rounds()]
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Swarm:
+    """A coordinator and its peers. Use in a `with` statement: leaving it ends every process it started."""
+
+    def __init__(self, folder: Path, *, start_peers: int, run: str = "quadratic", **membership: Any) -> None:
+        self.folder, self.run = folder, run
+        self.peers: dict[str, Peer] = {}
+        self.settings = {**FAST, "start_peers": start_peers, **membership}
+        self.journal = folder / "journal"
+        self.address = "127.0.0.1:0"
+        self.coordinator = self._start_coordinator()
+
+    # ---- starting --------------------------------------------------------------------------------------------------
+
+    def _start_coordinator(self) -> subprocess.Popen[bytes]:
+        sets = [f"--set=membership.{name}={json.dumps(value)}" for name, value in self.settings.items()]
+        command = [sys.executable, "-m", "atoll", "coordinator", "--run", self.run, "--bind", self.address]
+        command += [
+            "--journal",
+            str(self.journal),
+            "--set",
+            f"local.out={json.dumps(str(self.folder))}",
+            *sets,
+        ]
+        log = (self.folder / "coordinator.log").open("ab")
+        before = len(self.events("CoordinatorListening"))
+        process = subprocess.Popen(
+            command, env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+        log.close()
+        self.coordinator = process
+        self.wait(
+            lambda: len(self.events("CoordinatorListening")) > before, within_s=60, what="the coordinator"
+        )
+        self.address = self.events("CoordinatorListening")[-1]["address"]
+        return process
+
+    def restart_coordinator(self) -> None:
+        """Start it again on the same address and journal; the old one must have ended."""
+        assert self.coordinator.poll() is not None
+        self._start_coordinator()
+
+    def quadratic(self, name: str, center: float, *arguments: object) -> Peer:
+        """Start a peer of the quadratic. Further arguments are those of quadratic_peer.py."""
+        results, marker = self.folder / f"{name}.results", self.folder / f"{name}.marker"
+        log_path = self.folder / f"{name}.log"
+        command = ["--address", self.address, "--peer", name, "--center", str(center)]
+        command += ["--results", str(results), "--marker", str(marker), "--out", str(self.folder)]
+        process = nursery().start(QUADRATIC, [*command, *map(str, arguments)], log_path)
+        self.peers[name] = Peer(name, process, results, marker, log_path)
+        return self.peers[name]
+
+    # ---- watching --------------------------------------------------------------------------------------------------
+
+    def wait(self, condition: Callable[[], object], *, within_s: float, what: str) -> None:
+        """Wait until the condition holds; fail with all logs if it does not within `within_s`."""
+        deadline_s = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() > deadline_s:
+                raise AssertionError(f"{what}: not within {within_s} s\n{self.logs()}")
+            time.sleep(0.01)
+
+    def wait_for_marker(self, peer: Peer, within_s: float = 90) -> None:
+        """The fault's place was reached."""
+        self.wait(peer.marker.exists, within_s=within_s, what=f"{peer.name} at its marker")
+
+    def finish(self, *names: str, within_s: float = 90) -> dict[str, int]:
+        """Exit codes of the named peers (default: all), once they have ended."""
+        chosen = [self.peers[name] for name in names or self.peers]
+        self.wait(
+            lambda: all(p.process.poll() is not None for p in chosen),
+            within_s=within_s,
+            what="the end of all peers",
+        )
+        return {p.name: p.process.returncode for p in chosen}
+
+    def finish_well(self, *names: str, within_s: float = 90) -> None:
+        codes = self.finish(*names, within_s=within_s)
+        assert set(codes.values()) == {0}, f"{codes}\n{self.logs()}"
+
+    def events(self, kind: str | None = None, source: str = "coordinator") -> list[dict[str, Any]]:
+        path = self.folder / self.run / f"{source}.jsonl"
+        if not path.exists():
+            return []
+        found = [line.event for _, line, _ in read_events(path)]
+        return [event for event in found if kind in (None, event["type"])]
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in self._logs()
+        )
+
+    def _logs(self) -> Iterator[Path]:
+        yield from sorted(self.folder.glob("*.log"))
+
+    def digests_by_version(self) -> dict[int, set[str]]:
+        """Every digest that any peer recorded for a version: one each, or the run has forked."""
+        found: dict[int, set[str]] = {}
+        for peer in self.peers.values():
+            for row in peer.rounds():
+                found.setdefault(row["version"], set()).add(row["digest"])
+        return found
+
+    def assert_one_history(self) -> None:
+        digests = self.digests_by_version()
+        assert digests, f"no round was recorded\n{self.logs()}"
+        assert all(len(found) == 1 for found in digests.values()), digests
+
+    # ---- ending ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Swarm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in [self.coordinator, *(p.process for p in self.peers.values())]:
+            if process.poll() is None:
+                process.kill()
+            process.wait(timeout=10)
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """The session's nursery; its children end with it."""
+    made = Nursery(environment())
+    atexit.register(made.close)
+    return made
+
+
+def environment() -> dict[str, str]:
+    """A child's environment: this one, with the token and one thread, without Atoll's other variables."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
+    return {**kept, "ATOLL_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def close_to(found: Sequence[float], expected: Sequence[float], tolerance: float = 1e-5) -> bool:
+    return len(found) == len(expected) and all(
+        abs(a - b) <= tolerance for a, b in zip(found, expected, strict=True)
+    )
