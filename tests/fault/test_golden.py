@@ -103,3 +103,9 @@ def test_second_peer_leaves_after_two_rounds(tmp_path: Path) -> None:
     ].thetas()
     assert [event["peer"] for event in swarm.events("PeerLeft")][:1] == ["b"]
     swarm.assert_one_history()
+
+
+def test_int8_gives_one_digest_on_all_members(tmp_path: Path) -> None:
+    swarm = run(tmp_path, [1, 3, 8], "--codec", "int8", "--numel", 1000)
+    for peer in swarm.peers.values():
+        assert close_to(peer.thetas(), [2.178593, 4.099388, 5.304065], tolerance=1e-3), peer.thetas()

@@ -83,6 +83,7 @@ def serve() -> None:
     import atoll.diloco.optimizer  # noqa: F401  (this is what is worth sharing)
 
     torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts import their neighbours as tests do
     children: set[int] = set()
     for line in sys.stdin.buffer:
         request = json.loads(line)

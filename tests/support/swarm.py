@@ -74,6 +74,19 @@ class Swarm:
     # ---- starting --------------------------------------------------------------------------------------------------
 
     def _start_coordinator(self) -> subprocess.Popen[bytes]:
+        before = len(self.events("CoordinatorListening"))
+        process = self._spawn_coordinator()
+        self.wait(
+            lambda: len(self.events("CoordinatorListening")) > before, within_s=60, what="the coordinator"
+        )
+        self.address = self.events("CoordinatorListening")[-1]["address"]
+        return process
+
+    def start_ended_coordinator(self) -> None:
+        """Start it again where it will have nothing to do: it ends by itself."""
+        self._spawn_coordinator()
+
+    def _spawn_coordinator(self) -> subprocess.Popen[bytes]:
         sets = [f"--set=membership.{name}={json.dumps(value)}" for name, value in self.settings.items()]
         command = [sys.executable, "-m", "atoll", "coordinator", "--run", self.run, "--bind", self.address]
         command += [
@@ -84,16 +97,11 @@ class Swarm:
             *sets,
         ]
         log = (self.folder / "coordinator.log").open("ab")
-        before = len(self.events("CoordinatorListening"))
         process = subprocess.Popen(
             command, env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
         log.close()
         self.coordinator = process
-        self.wait(
-            lambda: len(self.events("CoordinatorListening")) > before, within_s=60, what="the coordinator"
-        )
-        self.address = self.events("CoordinatorListening")[-1]["address"]
         return process
 
     def restart_coordinator(self) -> None:
