@@ -7,10 +7,14 @@ from numpy.typing import NDArray
 # `boundaries` are a Grid's: int64, from 0 to numel. `codec` is a name of atoll.values.CODECS; others raise ValueError.
 # All kernels set round-to-nearest and denormals-on on entry, restore on exit, and release the interpreter lock.
 
-def encode(codec: str, boundaries: NDArray[np.int64], values: NDArray[np.float32], out: NDArray[np.uint8]) -> bool:
+def encode(
+    codec: str, boundaries: NDArray[np.int64], values: NDArray[np.float32], out: NDArray[np.uint8]
+) -> bool:
     """Encode all of `values` into `out` (wire bytes, block after block). False if a value is not finite (out unspecified)."""
 
-def decode(codec: str, boundaries: NDArray[np.int64], data: NDArray[np.uint8], out: NDArray[np.float32]) -> None: ...
+def decode(
+    codec: str, boundaries: NDArray[np.int64], data: NDArray[np.uint8], out: NDArray[np.float32]
+) -> None: ...
 def weighted_mean(
     codec: str,
     boundaries: NDArray[np.int64],
@@ -92,12 +96,15 @@ class Engine:
         """Begin an op and return at once. nodes: (peer, rank, host, port); lanes: (root node, source nodes in sum order,
         their weights, sink nodes). ValueError for a malformed plan, for an op that is known already, or for one that was
         aborted before it began (then nothing is started). Keeps references to the arrays until the op has ended."""
-    def wait(self, op: tuple[int, int, int, int], timeout_s: float) -> tuple[bool, str, list[tuple[int, int]], dict[str, float]] | None:
+    def wait(
+        self, op: tuple[int, int, int, int], timeout_s: float
+    ) -> tuple[bool, str, list[tuple[int, int]], dict[str, float]] | None:
         """Blocks without the interpreter lock. None if still running after `timeout_s`; else (ok, reason, broken (from, to)
         node pairs, {sent_bytes, received_bytes, wire_s, encode_s}). Once it has returned a report, the op is forgotten
         (its id stays refused) and no thread reads or writes its buffers."""
     def abort(self, op: tuple[int, int, int, int]) -> None:
         """From any thread; the op's wait returns within 100 ms. An unknown op is remembered as aborted."""
     def stats(self) -> dict[str, int]:
-        """Totals since the start: sent_bytes, received_bytes (counted at the sockets), connections, refused_hellos, open_fds."""
+        """Totals since the start: sent_bytes, received_bytes (counted at the sockets), connections, refused_hellos,
+        dropped_frames, open_fds."""
     def close(self) -> None: ...

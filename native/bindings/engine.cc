@@ -1,0 +1,197 @@
+// The Python face of the engine. It holds references to the caller's arrays for as long as the
+// engine may touch them.
+#include "engine/engine.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cerrno>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace atoll_core {
+namespace {
+
+using engine::Engine;
+using engine::NodeName;
+using engine::OpId;
+using engine::Plan;
+using engine::Report;
+using engine::Seconds;
+using engine::Status;
+
+using InputBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutputBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Int64s = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+using OpTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint32_t, std::uint32_t>;
+using NodeTuple = std::tuple<std::string, std::uint32_t, std::string, std::uint16_t>;
+using LaneTuple = std::tuple<std::uint32_t, std::vector<std::uint32_t>, std::vector<std::uint64_t>,
+                             std::vector<std::uint32_t>>;
+using ReportTuple =
+    std::tuple<bool, std::string, std::vector<std::pair<std::uint32_t, std::uint32_t>>, nb::dict>;
+
+OpId op_of(const OpTuple& op) {
+  return {std::get<0>(op), std::get<1>(op), std::get<2>(op), std::get<3>(op)};
+}
+
+std::vector<std::uint8_t> bytes_of(const nb::bytes& bytes) {
+  const auto* begin = reinterpret_cast<const std::uint8_t*>(bytes.c_str());
+  return {begin, begin + bytes.size()};
+}
+
+std::vector<std::int64_t> vector_of(const Int64s& array) {
+  return {array.data(), array.data() + array.size()};
+}
+
+// Each kind of failure becomes one Python class, here and nowhere else.
+void raise_if_failed(const Status& status) {
+  if (status.ok()) return;
+  if (status.kind == engine::Kind::kSystem) {
+    PyErr_SetObject(PyExc_OSError, nb::make_tuple(status.error_number, status.text).ptr());
+    throw nb::python_error();
+  }
+  throw nb::value_error(status.text.c_str());
+}
+
+Plan plan_of(const OpTuple& op, const std::vector<NodeTuple>& nodes,
+             const std::vector<LaneTuple>& lanes, const std::string& codec,
+             const Int64s& boundaries, const Int64s& chunk_starts, const Int64s& chunk_lanes) {
+  const auto found = find_codec(codec);
+  if (!found) throw nb::value_error(("unknown codec \"" + codec + "\"").c_str());
+  Plan plan;
+  plan.op = op_of(op);
+  plan.codec = *found;
+  for (const auto& [peer, rank, host, port] : nodes)
+    plan.nodes.push_back({{peer, rank}, host, port});
+  for (const auto& [root, sources, weights, sinks] : lanes)
+    plan.lanes.push_back({root, sources, weights, sinks});
+  plan.boundaries = vector_of(boundaries);
+  plan.chunk_starts = vector_of(chunk_starts);
+  plan.chunk_lanes = vector_of(chunk_lanes);
+  return plan;
+}
+
+// The engine's threads never need the interpreter, but other Python threads do while we wait.
+template <class F>
+auto without_gil(const F& call) {
+  nb::gil_scoped_release unlocked;
+  return call();
+}
+
+class PyEngine {
+ public:
+  PyEngine(const std::string& run, const std::string& peer, std::uint32_t rank,
+           const nb::bytes& session_key, const std::string& bind_host, std::uint16_t port,
+           double connect_timeout_s, unsigned num_workers) {
+    engine::Options options{run,        {peer, rank}, bytes_of(session_key),
+                            bind_host,  port,         Seconds(connect_timeout_s),
+                            num_workers};
+    raise_if_failed(without_gil([&] { return Engine::create(std::move(options), &engine_); }));
+  }
+  // Joins the threads before the arrays are let go.
+  ~PyEngine() { close(); }
+
+  std::uint16_t port() const { return engine_->port(); }
+  void set_session_key(const nb::bytes& key) { engine_->set_session_key(bytes_of(key)); }
+
+  void start(const OpTuple& op, const std::vector<NodeTuple>& nodes,
+             const std::vector<LaneTuple>& lanes, const std::string& codec,
+             const Int64s& boundaries, const Int64s& chunk_starts, const Int64s& chunk_lanes,
+             const std::optional<InputBytes>& contribution, const OutputBytes& result,
+             double deadline_s) {
+    Plan plan = plan_of(op, nodes, lanes, codec, boundaries, chunk_starts, chunk_lanes);
+    const std::uint8_t* from = contribution ? contribution->data() : nullptr;
+    const std::size_t from_bytes = contribution ? contribution->size() : 0;
+    // Does not block; keeping the interpreter lock means that nobody waits for the op before its
+    // arrays are held.
+    raise_if_failed(engine_->start(std::move(plan), from, from_bytes, result.data(), result.size(),
+                                   Seconds(deadline_s)));
+    held_.insert_or_assign(op_of(op), Held{contribution, result});
+  }
+
+  std::optional<ReportTuple> wait(const OpTuple& op, double timeout_s) {
+    bool known = false;
+    std::optional<Report> report =
+        without_gil([&] { return engine_->wait(op_of(op), Seconds(timeout_s), &known); });
+    if (!known)
+      throw nb::value_error(
+          ("op " + engine::to_string(op_of(op)) + " is not running here").c_str());
+    if (!report) return std::nullopt;
+    held_.erase(op_of(op));
+    nb::dict stats;
+    stats["sent_bytes"] = report->sent_bytes;
+    stats["received_bytes"] = report->received_bytes;
+    stats["wire_s"] = report->wire_s;
+    stats["encode_s"] = report->encode_s;
+    return ReportTuple(report->ok, std::move(report->reason), std::move(report->broken),
+                       std::move(stats));
+  }
+
+  void abort(const OpTuple& op) { engine_->abort(op_of(op)); }
+
+  nb::dict stats() const {
+    const engine::Stats stats = engine_->stats();
+    nb::dict out;
+    out["sent_bytes"] = stats.sent_bytes;
+    out["received_bytes"] = stats.received_bytes;
+    out["connections"] = stats.connections;
+    out["refused_hellos"] = stats.refused_hellos;
+    out["dropped_frames"] = stats.dropped_frames;
+    out["open_fds"] = stats.open_fds;
+    return out;
+  }
+
+  void close() {
+    without_gil([&] {
+      if (engine_) engine_->close();
+      return 0;
+    });
+    held_.clear();
+  }
+
+ private:
+  struct Held {
+    std::optional<InputBytes> contribution;
+    OutputBytes result;
+  };
+
+  std::unique_ptr<Engine> engine_;
+  std::map<OpId, Held> held_;  // guarded by the interpreter lock
+};
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  nb::class_<PyEngine>(m, "Engine")
+      .def(nb::init<const std::string&, const std::string&, std::uint32_t, const nb::bytes&,
+                    const std::string&, std::uint16_t, double, unsigned>(),
+           nb::kw_only(), "run"_a, "peer"_a, "rank"_a, "session_key"_a, "bind_host"_a, "port"_a,
+           "connect_timeout_s"_a, "num_workers"_a)
+      .def_prop_ro("port", &PyEngine::port)
+      .def("set_session_key", &PyEngine::set_session_key, "session_key"_a)
+      .def("start", &PyEngine::start, nb::kw_only(), "op"_a, "nodes"_a, "lanes"_a, "codec"_a,
+           "boundaries"_a.noconvert(), "chunk_starts"_a.noconvert(), "chunk_lanes"_a.noconvert(),
+           "contribution"_a.noconvert().none(), "result"_a.noconvert(), "deadline_s"_a)
+      .def("wait", &PyEngine::wait, "op"_a, "timeout_s"_a)
+      .def("abort", &PyEngine::abort, "op"_a)
+      .def("stats", &PyEngine::stats)
+      .def("close", &PyEngine::close);
+}
+
+}  // namespace atoll_core

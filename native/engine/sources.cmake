@@ -1,0 +1,17 @@
+set(ATOLL_ENGINE_SOURCES
+    native/engine/connections.cc
+    native/engine/endings.cc
+    native/engine/engine.cc
+    native/engine/frame.cc
+    native/engine/hello.cc
+    native/engine/hellos.cc
+    native/engine/ids.cc
+    native/engine/link.cc
+    native/engine/loop.cc
+    native/engine/op.cc
+    native/engine/plan.cc
+    native/engine/pool.cc
+    native/engine/registry.cc
+    native/engine/socket.cc
+    native/engine/transfer.cc
+    native/engine/transfers.cc)

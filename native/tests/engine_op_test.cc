@@ -1,0 +1,240 @@
+// The books of an op, without sockets: whatever the order of events, every node ends done, every
+// chunk is summed once with all its contributions, and duplicates change nothing.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "engine/op.h"
+#include "tests/check.h"
+
+namespace {
+
+using namespace atoll_core::engine;
+
+// `world` nodes; lanes are stars with random roots and sources; everybody is a sink, or only some
+// are.
+Plan random_plan(std::uint32_t world, std::mt19937& random) {
+  Plan plan;
+  for (std::uint32_t i = 0; i < world; ++i)
+    plan.nodes.push_back({{std::string(1, static_cast<char>('a' + i)), 0}, "h", 1});
+  const auto some = [&](bool at_least_one) {
+    std::vector<std::uint32_t> nodes;
+    for (std::uint32_t i = 0; i < world; ++i) {
+      if (random() % 3 != 0) nodes.push_back(i);
+    }
+    if (nodes.empty() && at_least_one) nodes.push_back(random() % world);
+    return nodes;
+  };
+  const std::uint32_t num_lanes = 1 + random() % 4;
+  for (std::uint32_t i = 0; i < num_lanes; ++i) {
+    Lane lane{static_cast<std::uint32_t>(random() % world), some(true), {}, some(false)};
+    lane.weights.assign(lane.sources.size(), 1);
+    plan.lanes.push_back(lane);
+  }
+  const std::uint32_t num_chunks = random() % 7;
+  plan.boundaries = {0, 256 * static_cast<std::int64_t>(num_chunks)};
+  for (std::uint32_t c = 0; c <= num_chunks; ++c) plan.chunk_starts.push_back(256 * c);
+  for (std::uint32_t c = 0; c < num_chunks; ++c) plan.chunk_lanes.push_back(random() % num_lanes);
+  return plan;
+}
+
+struct Message {
+  std::uint32_t from, to;
+  Piece piece;
+  bool ack;
+};
+
+// All nodes of one op, and messages that are delivered in random order, some twice.
+class World {
+ public:
+  World(const Plan& plan, std::mt19937& random)
+      : plan_(plan), random_(random), sums_(plan.chunk_lanes.size(), 0) {
+    for (std::uint32_t node = 0; node < plan.nodes.size(); ++node) {
+      books_.push_back(std::make_unique<OpBook>(plan, node));
+      for (const std::uint32_t chunk : books_[node]->complete_at_start())
+        to_sum_.emplace_back(node, chunk);
+    }
+  }
+
+  bool step() {
+    if (!to_sum_.empty() && (messages_.empty() || random_() % 2 == 0)) {
+      const auto [node, chunk] = take(to_sum_);
+      ++sums_[chunk];
+      books_[node]->summed(chunk);
+    } else if (!messages_.empty() && random_() % 2 == 0) {
+      deliver(take(messages_));
+    } else if (!send_something()) {
+      if (messages_.empty()) return !to_sum_.empty();
+      deliver(take(messages_));
+    }
+    return true;
+  }
+
+  void check_end() {
+    for (std::uint32_t node = 0; node < books_.size(); ++node) {
+      CHECK(books_[node]->done());
+      CHECK(books_[node]->partners().empty());
+    }
+    CHECK(std::ranges::all_of(sums_, [](int count) { return count == 1; }));
+  }
+
+ private:
+  template <class T>
+  T take(std::vector<T>& from) {
+    std::swap(from[random_() % from.size()], from.back());
+    T item = from.back();
+    from.pop_back();
+    return item;
+  }
+
+  bool send_something() {
+    for (std::uint32_t from = 0; from < books_.size(); ++from) {
+      for (std::uint32_t to = 0; to < books_.size(); ++to) {
+        if (const auto piece = books_[from]->next(to)) {
+          CHECK(books_[from]->waits_for_ack_of(to));
+          messages_.push_back({from, to, *piece, false});
+          if (random_() % 4 == 0) messages_.push_back({from, to, *piece, false});
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  void deliver(const Message& message) {
+    OpBook& book = *books_[message.to];
+    if (message.ack) {
+      book.acked(message.from, message.piece);
+      return;
+    }
+    const Expected expected = book.expects(message.from, message.piece);
+    CHECK(expected != Expected::kNever);
+    if (expected == Expected::kNew) {
+      CHECK(book.lacks_from(message.from));
+      if (book.received(message.from, message.piece))
+        to_sum_.emplace_back(message.to, message.piece.chunk);
+    }
+    messages_.push_back({message.to, message.from, message.piece, true});
+    if (random_() % 4 == 0) messages_.push_back({message.to, message.from, message.piece, true});
+  }
+
+  const Plan& plan_;
+  std::mt19937& random_;
+  std::vector<std::unique_ptr<OpBook>> books_;
+  std::vector<Message> messages_;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> to_sum_;
+  std::vector<int> sums_;
+};
+
+void any_order_of_events_ends_well() {
+  for (unsigned seed = 0; seed < 2000; ++seed) {
+    std::mt19937 random(seed);
+    const Plan plan = random_plan(1 + seed % 9, random);
+    Layout layout;
+    for (const Node& node : plan.nodes) CHECK(check_plan(plan, node.name, &layout).ok());
+    World world(plan, random);
+    while (world.step()) {
+    }
+    const int before = atoll_test::failures();
+    world.check_end();
+    if (atoll_test::failures() != before) std::fprintf(stderr, "seed %u\n", seed);
+  }
+}
+
+Plan star_of_three() {
+  Plan plan;
+  for (const char* peer : {"a", "b", "c"}) plan.nodes.push_back({{peer, 0}, "h", 1});
+  plan.lanes = {{0, {0, 1, 2}, {1, 1, 1}, {0, 1, 2}}, {1, {0, 2}, {1, 1}, {0, 1}}};
+  plan.boundaries = {0, 512};
+  plan.chunk_starts = {0, 256, 512};
+  plan.chunk_lanes = {0, 1};
+  return plan;
+}
+
+void what_does_not_belong_is_never_expected() {
+  const Plan plan = star_of_three();
+  const OpBook book(plan, 0);
+  CHECK(book.expects(1, {Phase::kContribution, 0}) == Expected::kNew);
+  CHECK(book.expects(0, {Phase::kContribution, 0}) == Expected::kNever);  // from itself
+  CHECK(book.expects(1, {Phase::kContribution, 1}) == Expected::kNever);  // not rooted here
+  CHECK(book.expects(1, {Phase::kFinished, 1}) == Expected::kNew);
+  CHECK(book.expects(2, {Phase::kFinished, 1}) == Expected::kNever);  // not its root
+  CHECK(book.expects(1, {Phase::kFinished, 0}) == Expected::kNever);  // rooted here
+  CHECK(book.expects(1, {Phase::kFinished, 2}) == Expected::kNever);  // no such chunk
+  const OpBook third(plan, 2);
+  CHECK(third.expects(1, {Phase::kFinished, 1}) == Expected::kNever);  // no sink of that lane
+}
+
+void acks_before_their_time_or_from_strangers_change_nothing() {
+  const Plan plan = star_of_three();
+  OpBook book(plan, 0);
+  book.acked(1, {Phase::kFinished, 0});  // not summed yet
+  book.acked(2, {Phase::kContribution, 1});
+  book.acked(1, {Phase::kContribution, 9});
+  CHECK(book.owes(1) && book.waits_for_ack_of(1));
+  book.acked(1, {Phase::kContribution, 1});
+  book.acked(1, {Phase::kContribution, 1});
+  CHECK(book.owes(1) && !book.waits_for_ack_of(1));  // the finished chunk, which does not exist yet
+  CHECK(!book.done());
+}
+
+void contributions_go_before_finished_chunks() {
+  const Plan plan = star_of_three();
+  OpBook book(plan, 0);
+  book.received(1, {Phase::kContribution, 0});
+  CHECK(book.received(2, {Phase::kContribution, 0}));
+  book.summed(0);
+  CHECK((book.next(1) == Piece{Phase::kContribution, 1}));
+  CHECK((book.next(1) == Piece{Phase::kFinished, 0}));
+  CHECK(!book.next(1));
+  CHECK((book.next(2) == Piece{Phase::kFinished, 0}));
+}
+
+void a_world_of_one_needs_nobody() {
+  Plan plan = star_of_three();
+  plan.nodes.resize(1);
+  plan.lanes = {{0, {0}, {5}, {0}}};
+  plan.chunk_lanes = {0, 0};
+  OpBook book(plan, 0);
+  CHECK(book.partners().empty());
+  CHECK((book.complete_at_start() == std::vector<std::uint32_t>{0, 1}));
+  CHECK(!book.done());
+  book.summed(0);
+  book.summed(1);
+  CHECK(book.done());
+}
+
+void plans_differ_in_their_digests() {
+  const Plan plan = star_of_three();
+  Layout layout;
+  CHECK(check_plan(plan, {"a", 0}, &layout).ok());
+  const std::uint64_t digest = layout.digest;
+  const auto differs = [&](auto change) {
+    Plan other = plan;
+    change(other);
+    CHECK(check_plan(other, {"a", 0}, &layout).ok());
+    return layout.digest != digest;
+  };
+  CHECK(!differs(
+      [](Plan& p) { p.nodes[1].port = 99; }));  // an address may look different from elsewhere
+  CHECK(differs([](Plan& p) { p.nodes[1].name.peer.push_back('x'); }));
+  CHECK(differs([](Plan& p) { p.lanes[0].weights[2] = 2; }));
+  CHECK(differs([](Plan& p) { std::swap(p.lanes[0].sources[0], p.lanes[0].sources[1]); }));
+  CHECK(differs([](Plan& p) { p.codec = atoll_core::Codec::kInt8; }));
+  CHECK(differs([](Plan& p) { p.boundaries = {0, 256, 512}; }));
+  CHECK(differs([](Plan& p) { p.chunk_lanes = {1, 0}; }));
+}
+
+}  // namespace
+
+int main() {
+  any_order_of_events_ends_well();
+  what_does_not_belong_is_never_expected();
+  acks_before_their_time_or_from_strangers_change_nothing();
+  contributions_go_before_finished_chunks();
+  a_world_of_one_needs_nobody();
+  plans_differ_in_their_digests();
+  return atoll_test::failures() == 0 ? 0 : 1;
+}
