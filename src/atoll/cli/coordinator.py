@@ -1,0 +1,174 @@
+"""`atoll coordinator`: the small service that decides membership and rounds. It never touches weights."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from atoll import log
+from atoll.cli.options import Assignments, TokenFile
+from atoll.cli.signals import SIGNALS, Stopped
+from atoll.config.environment import run_token
+from atoll.config.load import load
+from atoll.config.schema import RunConfig
+from atoll.config.shared import flatten, nested, settings_digest
+from atoll.dashboard.console import EventPrinter
+from atoll.errors import AtollError, ConfigError
+from atoll.events import EventLog, JsonLinesSink, RunEnded, RunStarted
+from atoll.membership.settings import CoordinatorSettings, Timeouts
+from atoll.plan.lanes import cover_broken, direct_lanes
+from atoll.values import Edge, Lane
+
+
+def coordinator(
+    run_toml: Annotated[Path | None, Parameter(help="The run's settings; without: the first peer's.")] = None,
+    /,
+    *,
+    bind: Annotated[str, Parameter(help="host:port to listen on; port 0: any free one.")] = "127.0.0.1:7070",
+    run: Annotated[str | None, Parameter(help="The run's name, where no RUN.toml gives it.")] = None,
+    set_: Assignments = None,
+    token_file: TokenFile = None,
+    journal: Annotated[
+        Path | None, Parameter(help="Journal file. Default: coordinator.journal in OUT.")
+    ] = None,
+    out: Annotated[Path | None, Parameter(help="Folder for events and journal. Default: runs/NAME.")] = None,
+) -> int:
+    """Coordinate one run: admit peers, start rounds, count votes. Ends when the run is over.
+
+    Started again with the same journal it goes on where it was; peers wait for it and reconnect. With a
+    RUN.toml it holds the run's settings, and peers that differ are refused; without, the first peer's hold.
+
+    Try:
+
+        export ATOLL_TOKEN=$(python -c 'import secrets; print(secrets.token_urlsafe(32))')
+        atoll coordinator recipes/three-clouds.toml --bind 0.0.0.0:7070
+        atoll coordinator --run my-run --set membership.start_peers=2
+
+    Exit codes: 0 the run is over; 2 config; 3 port or journal in use; 5 no token; 6 quorum lost;
+    130/143 stopped.
+    """
+    config = _config(run_toml, run, set_ or [])
+    token = run_token(token_file)
+    folder = out or Path(config.local.out) / config.run.name
+    flat = flatten(config) if run_toml else None
+    console = Console(highlight=False)
+    sink = JsonLinesSink(folder / "coordinator.jsonl")
+    printer = EventPrinter(console)
+    events = EventLog("coordinator", sink, printer)
+    host, port = parse_address(bind)
+    events.emit(
+        RunStarted("coordinator", config.run.name, settings_digest(flat) if flat else "", os.getpid())
+    )
+    log.to_stderr("WARNING")
+    from atoll.membership.server import serve  # the web server is slow to import; no other command needs it
+
+    async def serve_until_stopped() -> tuple[int, str]:
+        stop, stopped_by = asyncio.Event(), _stop_on_signals(asyncio.get_running_loop())
+        waiting = asyncio.create_task(_relay(stopped_by, stop))
+        try:
+            code, reason = await serve(
+                settings_of(config),
+                host=host,
+                port=port,
+                token=token,
+                journal_path=journal or folder / "coordinator.journal",
+                run_settings=flat,
+                nested_settings=nested(config) if run_toml else None,
+                events=events,
+                make_lanes=make_lanes,
+                ready=lambda ready_host, ready_port: _say_how_to_join(
+                    console, config, ready_host, ready_port
+                ),
+                stop=stop,
+            )
+        finally:
+            waiting.cancel()
+        return (128 + stopped_by.result(), reason) if stopped_by.done() else (code, reason)
+
+    code, reason = 1, "it failed"
+    try:
+        code, reason = asyncio.run(serve_until_stopped())
+        return code
+    except (Stopped, AtollError) as error:
+        code, reason = error.exit_code, str(error)
+        raise
+    finally:
+        events.emit(RunEnded(reason=reason, exit_code=code))
+        sink.close()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port`. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--bind {text}: write it as host:port, e.g. 0.0.0.0:7070 or [::]:7070")
+    return host.strip("[]"), int(port)
+
+
+def settings_of(config: RunConfig) -> CoordinatorSettings:
+    """What the coordinator decides by."""
+    held = config.membership
+    return CoordinatorSettings(
+        run=config.run.name,
+        start_peers=held.start_peers,
+        min_peers=held.min_peers,
+        policy=held.policy,
+        max_attempts=held.max_attempts,
+        norm_limit=held.norm_limit,
+        max_seconds=config.run.max_seconds,
+        timeouts=Timeouts(**{name: getattr(held, name) for name in Timeouts.__struct_fields__}),
+    )
+
+
+def make_lanes(members: Sequence[str], broken: Collection[Edge]) -> tuple[frozenset[str], tuple[Lane, ...]]:
+    """Whom to drop so that a lane avoids all broken edges, and the lanes of the rest. Oldest member first."""
+    dropped = cover_broken(members, broken)
+    return dropped, direct_lanes(sorted(set(members) - dropped), broken)
+
+
+def _config(run_toml: Path | None, run: str | None, assignments: list[str]) -> RunConfig:
+    if run_toml is None and run is None:
+        raise ConfigError("no run: give a RUN.toml, or a name with --run NAME")
+    return load(run_toml, [*([f"run.name={run}"] if run else []), *assignments])
+
+
+def _say_how_to_join(console: Console, config: RunConfig, host: str, port: int) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    reach = "HOST" if host in {"0.0.0.0", "::"} else shown
+    count = config.membership.start_peers
+    lines = [
+        f"run {config.run.name}: listening on {shown}:{port}; begins with {count} peer{'s' * (count != 1)}",
+        f"join: atoll train RUN.toml --set run.name={config.run.name} --set local.coordinator={reach}:{port}",
+        "      with this run's token in ATOLL_TOKEN or ATOLL_TOKEN_FILE",
+    ]
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
+    """Set to the first signal; the second ends the process at once."""
+    first: asyncio.Future[int] = loop.create_future()
+
+    def stop(signum: signal.Signals) -> None:
+        for each in SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+        first.set_result(signum)
+
+    for signum in SIGNALS:
+        loop.add_signal_handler(signum, stop, signum)
+    return first
+
+
+async def _relay(first: asyncio.Future[int], stop: asyncio.Event) -> None:
+    with suppress(asyncio.CancelledError):
+        await asyncio.shield(first)
+        stop.set()

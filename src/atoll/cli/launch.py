@@ -1,0 +1,75 @@
+"""`atoll launch`: a coordinator and N peers on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from atoll.cli.local_run import LocalRun, fresh_name, threads_per_peer
+from atoll.cli.options import Assignments, RunFile
+from atoll.config.load import load
+from atoll.config.schema import RunConfig
+from atoll.dashboard.console import Goal, display_for
+from atoll.errors import ConfigError
+
+
+def launch(
+    run_toml: RunFile,
+    /,
+    *,
+    peers: Annotated[int, Parameter(help="How many peers.")] = 2,
+    set_: Assignments = None,
+    out: Annotated[
+        Path | None, Parameter(help="Folder that gets the run folder. Default: local.out.")
+    ] = None,
+) -> int:
+    """Run a coordinator and N peers on this machine, with a fresh token, until the run is over.
+
+    Each launch is a run of its own, named NAME-DATE-TIME. Its folder gets `config.toml`, the events of all
+    (`events.jsonl`), one log per process, and the final model. A signal is passed on to all processes; if
+    this one dies, so do they.
+
+    Try:
+
+        atoll launch recipes/tiny-stdlib.toml --peers 2 --set run.steps=200
+
+    Exit code: the worst of all processes.
+    """
+    config = with_peers(load(run_toml, set_ or []), peers)
+    config = in_fresh_folder(config, out or Path(config.local.out))
+    settings = {} if config.local.threads else {"local.threads": str(threads_per_peer(peers))}
+    console = Console(highlight=False)
+    display = display_for(console, Goal(seconds=config.run.max_seconds, steps=config.run.steps))
+    try:
+        with LocalRun(config, num_peers=peers, peer_settings=settings) as run:
+            run.start()
+            for _ in run.watch(display):
+                pass
+    finally:
+        display.close()
+    console.print(f"run folder: {run.folder}", markup=False, soft_wrap=True)
+    run.raise_failure()
+    return 0
+
+
+def with_peers(config: RunConfig, peers: int) -> RunConfig:
+    """The same run, beginning with exactly so many peers. Raises ConfigError."""
+    if peers < 1:
+        raise ConfigError(f"--peers {peers}: a run has at least 1 peer")
+    if config.membership.min_peers > peers:
+        raise ConfigError(
+            f"--peers {peers} is below membership.min_peers = {config.membership.min_peers}; "
+            "start more, or lower it with --set membership.min_peers=1"
+        )
+    membership = config.membership.model_copy(update={"start_peers": peers})
+    return config.model_copy(update={"membership": membership})
+
+
+def in_fresh_folder(config: RunConfig, parent: Path) -> RunConfig:
+    """The same run under a name of its own, and so with a folder of its own in `parent`."""
+    run = config.run.model_copy(update={"name": fresh_name(parent, config.run.name)})
+    local = config.local.model_copy(update={"out": str(parent)})
+    return config.model_copy(update={"run": run, "local": local})

@@ -1,0 +1,96 @@
+"""The command line's door: the table of commands, and the one place that turns errors into exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from atoll import __version__
+from atoll.cli import config
+from atoll.cli.coordinator import coordinator
+from atoll.cli.demo import demo
+from atoll.cli.launch import launch
+from atoll.cli.signals import Stopped, stopped_by_signals
+from atoll.cli.train import train
+from atoll.errors import AtollError, ConfigError, LocalError
+
+HELP = """Train one model on machines that are far apart.
+
+A *run* has one coordinator and any number of peers. Each peer trains by itself for many steps; now and
+then all agree on one new set of weights. Try it on this machine:
+
+    atoll demo
+
+By hand: export one `ATOLL_TOKEN` everywhere, start `atoll coordinator run.toml` on one machine and
+`atoll train run.toml --set local.coordinator=HOST:7070` on each machine that takes part.
+"""
+
+EPILOGUE = """Exit codes: 0 done; 2 usage or config; 3 this machine (port in use, no space); 4 cannot reach; \
+5 refused (token, version, other model or settings); 6 quorum lost; 7 diverged or not finite; 8 data; \
+130 and 143 stopped by SIGINT and SIGTERM."""
+
+COMMANDS = {"demo": demo, "coordinator": coordinator, "train": train, "launch": launch}
+CONFIG_COMMANDS = {"show": config.show, "schema": config.schema}
+
+
+def build_app() -> App:
+    """All commands. Their docstrings are their help; what is slow to import, they import when they run."""
+    version = f"atoll {__version__}"
+    app = App(
+        name="atoll",
+        help=HELP,
+        help_epilogue=EPILOGUE,
+        help_format="markdown",
+        version=version,
+        suppress_keyboard_interrupt=False,
+    )
+    settings = App(name="config", help="Show what a RUN.toml may say, or resolves to.", help_epilogue="")
+    for group, commands in ((app, COMMANDS), (settings, CONFIG_COMMANDS)):
+        for name, command in commands.items():
+            group.command(command, name=name, help_epilogue="")
+    app.command(settings)
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code. Users' mistakes are one line each on stderr, no traceback."""
+    try:
+        with stopped_by_signals():
+            code = build_app()(
+                list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+            )
+            return code if isinstance(code, int) else 0
+    except CycloptsError as error:
+        return _complain(ConfigError(f"{_one_line(error)} (see atoll --help)"))
+    except AtollError as error:
+        return _complain(error)
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        reason = (error.strerror or str(error)).lower()
+        return _complain(LocalError(f"{error.filename}: {reason}; is there space, and permission?"))
+    except Stopped as stop:
+        print(f"atoll: {stop}", file=sys.stderr)
+        return stop.exit_code
+
+
+def main() -> None:
+    """The `atoll` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _complain(error: AtollError) -> int:
+    for line in str(error).splitlines():
+        print(f"atoll: error: {line}", file=sys.stderr)
+    return error.exit_code
+
+
+def _one_line(error: CycloptsError) -> str:
+    text = " ".join(str(error).split())
+    return text[:1].lower() + text[1:].rstrip(".")

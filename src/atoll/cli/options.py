@@ -1,0 +1,28 @@
+"""Options that several commands share, each documented once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+RunFile = Annotated[
+    Path, Parameter(help="The run's settings; recipes/ holds complete ones.", show_default=False)
+]
+Assignments = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set",
+        help="Change one setting: section.key=value, e.g. outer.inner_steps=50. May be repeated.",
+        negative="",
+        show_default=False,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    Parameter(
+        help="File with the run's token. Default: ATOLL_TOKEN_FILE, then ATOLL_TOKEN. Never an argument.",
+        show_default=False,
+    ),
+]

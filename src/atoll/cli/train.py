@@ -1,0 +1,48 @@
+"""`atoll train`: one peer of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from atoll import log
+from atoll.cli.options import Assignments, RunFile, TokenFile
+from atoll.config.dump import write_resolved
+from atoll.config.environment import run_token
+from atoll.config.load import load
+from atoll.dashboard.console import EventPrinter
+
+
+def train(
+    run_toml: RunFile,
+    /,
+    *,
+    set_: Assignments = None,
+    wait: Annotated[float, Parameter(help="Seconds to wait for a coordinator that is not up yet.")] = 0.0,
+    token_file: TokenFile = None,
+) -> int:
+    """Train as one peer of a run, until its steps are committed or the coordinator ends it.
+
+    Peers of a run have the same settings but for [local]; who differs is refused, and told where.
+
+    Try:
+
+        atoll train recipes/laptop.toml --set local.coordinator=10.0.0.5:7070
+        atoll train recipes/laptop.toml --set local.peer=bern --set local.device=cuda --wait 60
+
+    Exit codes: 0 all steps committed; 2 config; 3 this machine; 4 cannot reach; 5 refused; 6 the run went on
+    without this peer, or lost its quorum; 7 diverged; 8 data; 130/143 stopped.
+    """
+    config = load(run_toml, set_ or [])
+    token = run_token(token_file)
+    # torch takes seconds to import; mistakes above are told at once
+    from atoll.train.build import default_peer_name, run_folder, run_peer
+
+    local = config.local.model_copy(update={"peer": config.local.peer or default_peer_name()})
+    config = config.model_copy(update={"local": local})
+    write_resolved(config, run_folder(config) / f"{local.peer}.toml")
+    log.to_stderr("WARNING")
+    run_peer(config, token=token, wait_s=wait, sinks=[EventPrinter(Console(highlight=False))])
+    return 0

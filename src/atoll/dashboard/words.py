@@ -1,0 +1,89 @@
+"""Events as sentences, and numbers as people read them: `1.2 MB`, `3.4k`, `0:42`."""
+
+from __future__ import annotations
+
+from atoll import events
+
+
+def sentence(source: str, event: events.Event) -> str | None:
+    """What a person wants to read about an event; None for those that only fill tables."""
+    match event:
+        case events.CoordinatorListening(address=address, term=term, restarted=restarted):
+            again = f" again, term {term}" if restarted else ""
+            return f"coordinator listens on {address}{again}"
+        case events.PeerJoined(peer=peer, members=members):
+            return f"{peer} joined ({counted(len(members), 'peer')})"
+        case events.PeerRefused(peer=peer, reason=reason):
+            return f"{peer} was refused: {reason}"
+        case events.PeerKilled(peer=peer, signal=signal):
+            return f"{peer} was killed ({signal}), on purpose"
+        case events.PeerLost(peer=peer, reason=reason, members=members):
+            return f"lost {peer}: {reason} ({counted(len(members), 'peer')} left)"
+        case events.PeerLeft(peer=peer, reason=reason):
+            return f"{peer} left: {reason}"
+        case events.PeerLeftOut(peer=peer, round=number, reason=reason):
+            return f"{peer} was left out of round {number}: {reason}"
+        case events.AttemptFailed(op=op, reason=reason):
+            return f"attempt {op} failed: {reason}"
+        case events.RoundSkipped(round=number, reason=reason):
+            return f"round {number} was skipped: {reason}"
+        case events.DigestMismatch(peer=peer, version=version):
+            return f"{peer} holds other bits than the run at version {version}"
+        case events.RowsSkipped(path=path, count=count, example=example, empty=False):
+            return f"{source} skipped {counted(count, 'row')} of {path}, e.g. {example}"
+        case events.ModelSaved(path=path):
+            return f"{source} saved the model: {path}"
+        case events.RunEnded(reason=reason, exit_code=code):
+            return f"{source} ended: {reason}" + (f" (exit {code})" if code else "")
+        case events.RoundApplied():
+            return _round(event)
+        case events.AnchorEvaluated(step=step, val_loss=loss):
+            return f"validation loss {loss:.3f} at step {step}"
+    return None
+
+
+def _round(event: events.RoundApplied) -> str:
+    loss = "no loss" if event.mean_loss is None else f"loss {event.mean_loss:.3f}"
+    return (
+        f"round {event.round} committed by {counted(len(event.members), 'peer')} at step {event.step}: "
+        f"{loss}, computed {event.compute_s:.2f} s, waited {event.wait_s:.2f} s, "
+        f"wire {event.encode_s + event.wire_s:.2f} s, apply {event.vote_s + event.apply_s:.2f} s, "
+        f"sent {bytes_text(event.sent_bytes)}"
+    )
+
+
+def step_line(event: events.TrainingStep) -> str:
+    """One logged inner step."""
+    return (
+        f"step {event.step}: loss {event.loss:.3f}, {number_text(event.tokens_per_s)} tokens/s, "
+        f"lr {event.lr:.2e}, gradient norm {event.grad_norm:.2f}" + (" (skipped)" if event.skipped else "")
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def bytes_text(count: float) -> str:
+    """Decimal units, as network links are sold: `831 kB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def number_text(count: float) -> str:
+    """`950`, `12.3k`, `4.56M`."""
+    if count < 10_000:
+        return f"{count:.0f}"
+    if count < 1_000_000:
+        return f"{count / 1000:.1f}k"
+    return f"{count / 1_000_000:.2f}M"
+
+
+def clock_text(seconds: float) -> str:
+    """`0:42`, `1:02:03`."""
+    minutes, second = divmod(max(0, round(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
