@@ -33,7 +33,7 @@ class Awkward(nn.Module):
         self.register_buffer("count", torch.tensor(3))
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for name, parameter in sorted(self.named_parameters()):
+            for name, parameter in sorted(self.named_parameters(remove_duplicate=False)):
                 if "." in name:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator))
 

@@ -132,6 +132,20 @@ def test_slots_hold_whole_documents_and_none_is_empty(lengths: list[int], num_sl
     assert all(int(slots.tokens[start - 1]) in ends for start in slots.starts[1:])
 
 
+@settings(deadline=None)
+@given(lengths, counts, seeds, st.integers(1, 20))
+def test_long_documents_are_shuffled_in_pieces_and_no_token_is_lost(
+    lengths: list[int], num_slots: int, seed: int, piece_tokens: int
+) -> None:
+    corpus = numbered(lengths)
+    pieces = corpus.in_pieces(piece_tokens)
+    assert np.diff(pieces.starts).max() <= piece_tokens
+    assert set(corpus.starts.tolist()) <= set(pieces.starts.tolist())
+    slots = Slots.cut(corpus, num_slots, seed, piece_tokens=piece_tokens)
+    assert sorted(slots.tokens.tolist()) == sorted(corpus.tokens.tolist())
+    assert slots.count == min(num_slots, pieces.num_documents)
+
+
 def test_slots_are_balanced() -> None:
     slots = Slots.cut(numbered([9] * 1000), 64, seed=3)
     assert np.ptp(np.diff(slots.starts)) <= 10

@@ -58,6 +58,11 @@ class Corpus:
             starts=np.concatenate([[1], 1 + np.cumsum(lengths)]),
         )
 
+    def in_pieces(self, max_tokens: int) -> Corpus:
+        """The same tokens, with documents of more than `max_tokens` cut into pieces that count as documents."""
+        cuts = [np.arange(a, b, max_tokens, dtype=np.int64) for a, b in pairwise(self.starts.tolist())]
+        return Corpus(tokens=self.tokens, starts=np.concatenate([*cuts, self.starts[-1:]]))
+
     def split(self, val_fraction: float) -> tuple[Corpus, Corpus]:
         """A train and a held-out part, each with at least one document.
 

@@ -3,6 +3,9 @@
 The documents are shuffled once, by the seed, and the sequence is cut between documents into slots of about
 equal numbers of tokens. Neither depends on the number of peers. A slot is read from its start to its end,
 once an epoch.
+
+Long documents are shuffled in pieces: a row that read one long file for hundreds of steps would show a peer
+little else, and peers would drift apart. Only the first target of a later piece misses what stood before it.
 """
 
 from __future__ import annotations
@@ -21,18 +24,20 @@ _DOCUMENTS, _EPOCHS = 0, 1  # what a shuffle orders: keeps the two orders indepe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    """Slot `s` is `tokens[starts[s] : starts[s + 1]]`: whole documents, each with its separator; never empty.
-
-    The token before a slot is a separator, so slots that are read one after the other read as one stream.
-    """
+    """Slot `s` is `tokens[starts[s] : starts[s + 1]]`: whole documents or pieces of them; never empty."""
 
     tokens: Tokens
     starts: Indices
     seed: int
 
     @classmethod
-    def cut(cls, corpus: Corpus, num_slots: int, seed: int) -> Slots:
-        """`num_slots` slots of `corpus`, or one for each document where there are fewer documents."""
+    def cut(cls, corpus: Corpus, num_slots: int, seed: int, *, piece_tokens: int | None = None) -> Slots:
+        """`num_slots` slots of `corpus`, or one for each document where there are fewer documents.
+
+        Documents longer than `piece_tokens` count as several (None: never).
+        """
+        if piece_tokens is not None:
+            corpus = corpus.in_pieces(piece_tokens)
         documents = corpus.select(shuffled(corpus.num_documents, seed, _DOCUMENTS))
         return cls(documents.tokens, _balanced_cuts(documents.starts, num_slots), seed)
 

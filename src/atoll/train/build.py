@@ -30,6 +30,9 @@ from atoll.train.lr_schedule import LRSchedule
 from atoll.train.model import LanguageModel
 from atoll.train.observer import Observer
 
+PIECE_SEQUENCES = 4
+"""Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
+
 
 def run_peer(config: RunConfig, *, token: bytes, wait_s: float = 0.0, sinks: Sequence[Sink] = ()) -> str:
     """Train one peer of the run that `config` describes, until it is over; returns the reason in a sentence.
@@ -136,10 +139,16 @@ def _prepare_torch(config: RunConfig) -> None:
         raise ConfigError(f"local.device = {config.local.device!r} can not be used here: {reason}") from None
 
 
+def cut_slots(corpus: Corpus, config: RunConfig) -> Slots:
+    """The training text in slots; long documents are shuffled in pieces of `PIECE_SEQUENCES` sequences."""
+    piece_tokens = PIECE_SEQUENCES * config.data.seq_len
+    return Slots.cut(corpus, config.data.slots, config.run.seed, piece_tokens=piece_tokens)
+
+
 def _batches(session: Session, corpus: Corpus, config: RunConfig) -> Batches:
     """This peer's slots: every n-th, by the order of the members' ids as the run started."""
     members = session.members
-    slots = Slots.cut(corpus, config.data.slots, config.run.seed)
+    slots = cut_slots(corpus, config)
     held = static_assignment(slots, members.index(session.peer), len(members))
     return Batches(Reader(slots, held, config.data.seq_len), config.inner.batch_size)
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from atoll.config.schema import RunConfig
 from atoll.data.corpus import Corpus
 from atoll.data.reader import Reader
-from atoll.data.slots import Slots, static_assignment
+from atoll.data.slots import static_assignment
 from atoll.diloco.round import Work
 from atoll.diloco.simulation import SimulatedRun, simulate
 from atoll.state.tensors import ModelTensors
 from atoll.train.batches import Batches
-from atoll.train.build import build_inner, build_model, evaluation, outer_schedule
+from atoll.train.build import build_inner, build_model, cut_slots, evaluation, outer_schedule
 from atoll.train.inner import InnerStep
 
 
@@ -51,7 +51,7 @@ def simulate_run(
     `evaluated` is told the anchor's validation loss (nats per token) at every `eval_every_rounds`-th round.
     """
     train_part, held_out = corpus.split(config.data.val_fraction)
-    slots = Slots.cut(train_part, config.data.slots, config.run.seed)
+    slots = cut_slots(train_part, config)
     peers = []
     for index in range(num_peers):
         model = build_model(config)
