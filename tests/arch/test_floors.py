@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "atoll"
 
 FLOOR = {
     **dict.fromkeys(("errors", "values", "clock", "events", "log", "config", "kernels"), 0),
-    **dict.fromkeys(("codecs", "state", "membership", "plan", "data"), 1),
+    **dict.fromkeys(("codecs", "state", "membership", "plan", "network", "data"), 1),
     "comm": 2,
     "diloco": 3,
     **dict.fromkeys(("train", "sim", "dashboard"), 4),
@@ -28,6 +28,7 @@ NATIVE_USERS = {"kernels.py", "comm/native.py"}
 TORCH_FREE = {
     "membership",
     "plan",
+    "network",
     "comm",
     "codecs",
     "config",

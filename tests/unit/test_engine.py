@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
+import struct
 import threading
 import time
 
@@ -113,6 +116,32 @@ def test_bytes_at_the_sockets_are_those_of_the_formula(codec: str) -> None:
             assert report.stats.sent_bytes == pytest.approx(formula, rel=0.01)
             assert report.stats.received_bytes == pytest.approx(formula, rel=0.01)
             assert comm.stats()["sent_bytes"] == pytest.approx(formula, rel=0.01)
+
+
+def test_bytes_are_those_that_the_kernel_counted() -> None:
+    """TCP_INFO of every link of this process, both ends, against what the engines counted."""
+    grid, world = Grid.of([5_000_000]), 3
+    with Engines(world) as engines:
+        assert all(
+            one.report().ok for one in engines.begin(engines.plan(grid, "int8", OpId(1, 0)), grid).values()
+        )
+        counted = sum(comm.stats()["received_bytes"] for comm in engines.comms.values())
+        links = [tcp_received_bytes(int(fd)) for fd in os.listdir("/proc/self/fd")]
+        kernel = [received for received in links if received]
+        assert len(kernel) == world * (world - 1), "each link has two ends in this process"
+        assert counted == pytest.approx(sum(kernel), rel=0.01)
+
+
+def tcp_received_bytes(fd: int) -> int:
+    """tcpi_bytes_received (offset 128 of struct tcp_info) of a connected TCP socket; 0 for anything else."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as link:
+            link.getpeername()
+            return int(
+                struct.unpack_from("<Q", link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136), 128)[0]
+            )
+    except (OSError, struct.error):
+        return 0
 
 
 def test_links_are_kept_between_ops() -> None:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,6 +28,7 @@ from atoll.errors import AtollError, ConfigError
 from atoll.events import EventLog, JsonLinesSink, RunEnded, RunStarted, Sink
 from atoll.membership.client import Admission, Member
 from atoll.membership.messages import Declare, Scalar, View
+from atoll.network.addresses import EngineAddress, engine_address
 from atoll.plan.grid import Grid
 from atoll.state.tensors import ModelTensors
 from atoll.values import OpId, Range, RankInfo
@@ -36,15 +36,6 @@ from atoll.values import OpId, Range, RankInfo
 Batch = TypeVar("Batch")
 MOST_ATTEMPTS = 20
 """membership.max_attempts is at most this (config.schema); the coordinator decides, peers only bound their wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineAddress:
-    """Where this peer's engine listens, and where others reach it."""
-
-    bind: str
-    port: int
-    advertise: str
 
 
 class EngineSlot:
@@ -387,27 +378,6 @@ def open_session(
 def default_peer_name() -> str:
     """Host name and pid: unique among the peers of one run, and readable."""
     return f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
-
-
-def engine_address(coordinator: str, bind: str, port: int, advertise: str) -> EngineAddress:
-    """Where the engine listens and what it advertises, from what the user said and how the coordinator is reached."""
-    own = _address_towards(coordinator)
-    bind = bind or ("127.0.0.1" if own.startswith("127.") else "0.0.0.0")
-    return EngineAddress(bind, port, advertise or (own if bind in ("0.0.0.0", "::") else bind))
-
-
-def _address_towards(address: str) -> str:
-    """This machine's address on the way to `address`. Connecting a datagram socket sends nothing."""
-    host, _, port = address.rpartition(":")
-    try:
-        family, kind, proto, _, target = socket.getaddrinfo(
-            host.strip("[]"), int(port or 7070), type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"coordinator address {address!r}: {error}; give host:port") from None
 
 
 def _patience_s(admission: Admission) -> float:

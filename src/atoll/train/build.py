@@ -15,9 +15,10 @@ from atoll.data.reader import Reader, held_out_sequences
 from atoll.data.slots import Slots, static_assignment
 from atoll.data.tokenizer import load_tokenizer
 from atoll.diloco.schedule import OuterSchedule
-from atoll.diloco.session import Session, default_peer_name, engine_address, open_session
+from atoll.diloco.session import Session, default_peer_name, open_session
 from atoll.errors import ConfigError
 from atoll.events import RowsSkipped, Sink
+from atoll.network.addresses import engine_address
 from atoll.state.tensors import ModelTensors
 from atoll.train.adamw import make_adamw
 from atoll.train.batches import Batches

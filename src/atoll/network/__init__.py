@@ -1,0 +1,1 @@
+"""Addresses of engines. Certificates, probes and overlay networks will live here."""

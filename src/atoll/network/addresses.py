@@ -1,0 +1,44 @@
+"""Where a peer's engine listens, and the address that other peers use to reach it."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from atoll.errors import ConfigError
+
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where this peer's engine listens (port 0: any free one), and where others reach it."""
+
+    bind: str
+    port: int
+    advertise: str
+
+
+def engine_address(coordinator: str, bind: str, port: int, advertise: str) -> EngineAddress:
+    """From what the user said ("" for nothing) and from how the coordinator, "host:port", is reached.
+
+    Nothing said: loopback for a coordinator on loopback, else every interface, advertising the one that leads to
+    the coordinator. Looks up the coordinator's name, so it may block. Raises ConfigError.
+    """
+    own = _address_towards(coordinator)
+    bind = bind or ("127.0.0.1" if own.startswith("127.") else "0.0.0.0")
+    return EngineAddress(bind, port, advertise or (own if bind in EVERYWHERE else bind))
+
+
+def _address_towards(address: str) -> str:
+    """This machine's address on the way to `address`. Connecting a datagram socket sends nothing."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, target = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"coordinator address {address!r}: {reason}; give host:port") from None
