@@ -3,7 +3,7 @@
 Real text (the Python standard library, split by document), a small Llama, paired seeds: a seed fixes start weights and
 data. Every run sees the same number of tokens: a step is `GLOBAL_BATCH` sequences, shared by the peers. The learning
 rate is tuned for data-parallel training, then used for all. DiLoCo starts with short averaging rounds, then 90 rounds
-of 30 steps with Nesterov (0.7, 0.9).
+of 20 steps with Nesterov (0.7, 0.9).
 
 Runs happen in one process (`atoll.train.simulated`): rounds have the same digests as over processes, as the test
 suite shows. Finished runs are kept in --out and not repeated.
@@ -41,8 +41,8 @@ from atoll.train.simulated import simulate_run
 
 GLOBAL_BATCH = 32
 SEQ_LEN = 64
-STEPS = 3000
-START_STEPS, START_INNER_STEPS, INNER_STEPS = 300, 3, 30
+STEPS = 2000
+START_STEPS, START_INNER_STEPS, INNER_STEPS = 200, 2, 20
 LEARNING_RATES = (1.5e-3, 2e-3, 3e-3)
 PEERS = (1, 2, 4)
 CODECS = ("fp32", "int8")

@@ -94,3 +94,8 @@ def state_digest(tables: Iterable[Table]) -> str:
     for table in tables:
         sha.update(np.ascontiguousarray(table, dtype="<u8").tobytes())
     return sha.hexdigest()
+
+
+def kernel_target() -> str:
+    """Which instruction set the kernels run on here: "x86-64-v3", "baseline", ... The bits do not depend on it."""
+    return _native.kernel_target()
