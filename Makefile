@@ -1,13 +1,15 @@
 # Two commands for a newcomer: `make demo` and `make test`. Everything installs into .venv and is quick the second time.
-#   PYTHON=python3.12 make demo           another interpreter
-#   PIP_INDEX_URL=https://... make demo    another package index
+#   PYTHON=python3.12 make demo            another interpreter
+#   INDEX=https://pypi.example make demo   another package index, for everything
 
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
-# Where the CPU build of torch comes from, if the default index has only CUDA builds:
-TORCH_INDEX ?=
+INDEX ?=
+# On Linux the CPU build of torch is asked for by name: the plain version would bring gigabytes of CUDA from PyPI.
+TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+TORCH_CPU := https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet $(if $(INDEX),--index-url $(INDEX))
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt
 DEMO_FLAGS ?=
@@ -26,15 +28,15 @@ $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "atoll: needs Python 3.11 or newer; set PYTHON=..."; exit 3; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "atoll: no C++ compiler found; install g++ or clang++"; exit 3; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	$(PIP) $(if $(INDEX),,--retries 1 --extra-index-url $(TORCH_CPU)) "$(TORCH)"
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet $$($(BIN)/python tools/requirements.py)
+	$(PIP) $$($(BIN)/python tools/requirements.py)
 	@touch $@
 
 $(STAMP): $(VENV)/.tools $(NATIVE)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 demo: setup  ## Train a small Llama with three peers on this machine, kill one half-way, and look at the result

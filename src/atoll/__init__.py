@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll.diloco.joining import join as join
     from atoll.diloco.optimizer import DiLoCoOptimizer as DiLoCoOptimizer
     from atoll.diloco.session import Session as Session
-    from atoll.diloco.session import join as join
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "DiLoCoOptimizer": "atoll.diloco.optimizer",
     "Session": "atoll.diloco.session",
-    "join": "atoll.diloco.session",
+    "join": "atoll.diloco.joining",
 }
 
 __all__ = ["DiLoCoOptimizer", "Session", "__version__", "join"]

@@ -7,9 +7,7 @@ AtollError                    exit code
 │   ├── Unreachable           4   nobody answers at the address: check it, then start again
 │   ├── Refused               5   this peer may not take part (token, version, other model or settings)
 │   └── QuorumLost            6   the run cannot go on, or went on without this peer
-├── CommError                     the attempt failed; the coordinator decides what is tried next
-│   ├── EdgeBroken            4   a link between two peers broke
-│   └── DeadlineExceeded      4   an attempt or a wait took longer than its deadline
+├── DeadlineExceeded          4   a wait took longer than its deadline
 ├── Diverged                  7   not finite, or digests disagree
 └── DataError                 8   the corpus: empty, unreadable, or too many bad rows
 
@@ -60,18 +58,10 @@ class QuorumLost(MembershipError):
     exit_code = 6
 
 
-class CommError(AtollError):
-    """An attempt to reduce failed. The state is untouched; the coordinator decides what is tried next."""
+class DeadlineExceeded(AtollError):
+    """A wait reached its deadline."""
 
     exit_code = 4
-
-
-class EdgeBroken(CommError):
-    """The link between two peers broke."""
-
-
-class DeadlineExceeded(CommError):
-    """A wait reached its deadline."""
 
 
 class Diverged(AtollError):

@@ -22,6 +22,13 @@ def test_elsewhere_it_listens_everywhere_and_advertises_the_way_out(monkeypatch:
     assert engine_address("192.0.2.1:7070", "0.0.0.0", 7, "public.example").advertise == "public.example"
 
 
+def test_ipv6_stays_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {"[::1]:7070": "::1", "[2001:db8::1]:7070": "2001:db8::7"}
+    monkeypatch.setattr("atoll.network.addresses._address_towards", ways.__getitem__)
+    assert engine_address("[::1]:7070", "", 0, "") == EngineAddress("::1", 0, "::1")
+    assert engine_address("[2001:db8::1]:7070", "", 0, "") == EngineAddress("::", 0, "2001:db8::7")
+
+
 @pytest.mark.parametrize("address", ["7070", "host:", "host:port", "no such host.invalid:7070"])
 def test_addresses_that_cannot_be_right_are_one_line(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:

@@ -300,3 +300,34 @@ def test_the_token_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(name)
     with pytest.raises(atoll.errors.Refused, match="ATOLL_TOKEN"):
         atoll.join("127.0.0.1:1", run="run", model=Quadratic(), out=None)
+
+
+def test_a_last_round_that_is_not_committed_is_no_success(tmp_path: Path) -> None:
+    model = Quadratic()
+
+    def train_on_nan() -> None:
+        with lone(tmp_path, model, steps=5) as (_, optimizer):
+            for _ in range(5):
+                optimizer.zero_grad()
+                (model() * float("nan")).backward()
+                optimizer.step()
+
+    with pytest.raises(atoll.errors.QuorumLost, match="last round was not committed"):
+        train_on_nan()
+    assert model.theta[0].item() == 0.0, "the work that was refused is gone, the anchor is back"
+
+
+def test_a_state_saved_inside_a_round_goes_on_inside_it(tmp_path: Path) -> None:
+    model = Quadratic()
+    with lone(tmp_path, model) as (session, optimizer):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model().backward()
+            optimizer.step(tokens=7)
+        saved, weights = optimizer.state_dict(), {k: v.clone() for k, v in model.state_dict().items()}
+        optimizer.outer.steps_in_round = 0
+        optimizer.outer.work.steps = 0
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(saved)
+        assert (session.step, optimizer.outer.work.steps, optimizer.outer.work.tokens) == (3, 3, 21)
+        assert train(session, optimizer, model) == pytest.approx(GOLDEN_ALONE, abs=1e-5)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from atoll.diloco.joining import join
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.round import RoundReport
 from atoll.diloco.schedule import OuterSchedule
-from atoll.diloco.session import Session, join
+from atoll.diloco.session import Session
 from atoll.errors import ConfigError
 from atoll.membership.messages import Scalar
 from atoll.state.tensors import ModelTensors
@@ -94,11 +95,13 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
                 settings=settings or {},
                 named=_named(params) if params is not None else None,
             )
+            self.scheduler = scheduler(self) if scheduler is not None else None
         except BaseException:
             if self._owns_session:
                 session.close()
             raise
-        self.scheduler = scheduler(self) if scheduler is not None else None
+        if self.scheduler is not None:
+            session.follow(self.scheduler)
         self.last_round: RoundReport | None = None
 
     def _build(
@@ -192,6 +195,8 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
             "version": state.version,
             "round": state.round,
             "step": state.step,
+            "steps_in_round": self._loop.steps_in_round,
+            "work": (self._loop.work.steps, self._loop.work.tokens),
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
         }
 
@@ -208,6 +213,8 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
         self._share_inner()
         state.anchor[:] = state_dict["anchor"].numpy()
         state.velocity[:] = state_dict["velocity"].numpy()
+        self._loop.steps_in_round = state_dict["steps_in_round"]
+        self._loop.work.steps, self._loop.work.tokens = state_dict["work"]
         if self.scheduler is not None and state_dict["scheduler"] is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
 

@@ -13,6 +13,7 @@ from atoll.clock import Clock
 from atoll.diloco.outer import OuterState
 from atoll.diloco.round import RoundReport, Rounds, Work
 from atoll.diloco.schedule import OuterSchedule, RoundShape
+from atoll.errors import QuorumLost
 from atoll.events import Event, RoundApplied
 from atoll.state.tensors import ModelTensors
 
@@ -55,6 +56,16 @@ class OuterLoop:
         """The round that is under way."""
         return self._shape
 
+    @property
+    def steps_in_round(self) -> int:
+        """Inner steps since the round began; settable, to go on from a saved state."""
+        return self._steps_in_round
+
+    @steps_in_round.setter
+    def steps_in_round(self, steps: int) -> None:
+        self._steps_in_round = steps
+        self._shape = self.schedule.round_at(self.state.step)
+
     def finished(self) -> bool:
         return bool(self.ended) or self.schedule.finished(self.state.step)
 
@@ -78,18 +89,24 @@ class OuterLoop:
         compute_s = self._clock.now_s() - self._started_s
         early = self._steps_in_round < self._shape.inner_steps
         self._tensors.subtract_from(self.state.anchor, self._delta)
-        report = self._rounds.run(self._delta, self.work, self._shape)
+        report = self._rounds.run(self._delta, self.work)
         adopting_s = self._clock.now_s()
-        if report.committed:
-            self._tensors.write(self.state.anchor)
-            if report.left_out and not np.isfinite(self._delta).all():
-                self.on_reset()
-        report.phases.apply_s += self._clock.now_s() - adopting_s
-        self._record(report, compute_s)
-        if report.committed:
-            self.work = Work()
         if report.ends:
             self.ended = report.end_reason or report.reason
+        lost = not report.committed and self.finished()
+        if report.committed or report.left_out or lost:
+            self._tensors.write(self.state.anchor)
+        if report.left_out and not np.isfinite(self._delta).all():
+            self.on_reset()
+        report.phases.apply_s += self._clock.now_s() - adopting_s
+        self._record(report, compute_s)
+        if report.committed or report.left_out:
+            self.work = Work()
+        if lost and not report.ends:
+            raise QuorumLost(
+                f"the run's last round was not committed, so its steps since version {self.state.version} are not in "
+                f"the model: {report.reason}"
+            )
         self._steps_in_round = 0
         if not self.finished():
             self._shape = self.schedule.round_at(self.state.step)
@@ -122,8 +139,8 @@ class OuterLoop:
                 sent_bytes=report.sent_bytes,
                 received_bytes=report.received_bytes,
                 delta_norm=report.delta_norm,
-                outer_lr=self._shape.lr,
-                outer_momentum=self._shape.momentum,
+                outer_lr=report.shape.lr,
+                outer_momentum=report.shape.momentum,
                 digest=report.digest,
             )
         )

@@ -18,7 +18,7 @@ from atoll import kernels
 from atoll.clock import Clock
 from atoll.comm.base import Communicator
 from atoll.diloco.outer import Floats, OuterState
-from atoll.diloco.schedule import RoundShape
+from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.errors import Diverged, QuorumLost
 from atoll.membership.messages import Applied, Ready, Verdict, Vote
 from atoll.plan.grid import Grid
@@ -75,6 +75,7 @@ class RoundReport:
 
     committed: bool
     round: int
+    shape: RoundShape
     version: int
     members: tuple[str, ...]
     contributors: tuple[str, ...]
@@ -100,6 +101,7 @@ class Rounds:
         member: MemberPort,
         comm: Communicator,
         state: OuterState,
+        schedule: OuterSchedule,
         grid: Grid,
         codec: str,
         clock: Clock,
@@ -108,20 +110,20 @@ class Rounds:
     ) -> None:
         """`patience_s` bounds the whole wait from freeze to verdict; `beat` is told the phase, for heartbeats."""
         self._peer, self._member, self._comm, self._state = peer, member, comm, state
+        self._schedule = schedule
         self._grid, self._codec, self._clock, self._patience_s = grid, codec, clock, patience_s
         self._beat = beat
         self._contribution = np.empty(grid.wire_bytes(codec), dtype=np.uint8)
         self._result = np.empty_like(self._contribution)
         self._mean: Floats = np.empty(grid.numel, dtype=np.float32)
 
-    def run(self, delta: Floats, work: Work, shape: RoundShape) -> RoundReport:
+    def run(self, delta: Floats, work: Work) -> RoundReport:
         """Blocks from freeze to verdict. `delta` is the pseudo-gradient (fp32, `grid.numel`); it is not changed.
 
         Raises QuorumLost, Unreachable, Refused or Diverged when this peer can not go on; then nothing was committed
         here that the run did not commit.
         """
-        attempt = _Attempt(self, delta, work)
-        return attempt.run(shape)
+        return _Attempt(self, delta, work).run()
 
 
 class _Attempt:
@@ -149,7 +151,7 @@ class _Attempt:
             positions=work.positions,
         )
 
-    def run(self, shape: RoundShape) -> RoundReport:
+    def run(self) -> RoundReport:
         r = self._r
         r._beat("ready")
         r._member.ready(self._ready)
@@ -170,7 +172,7 @@ class _Attempt:
             else:
                 self._phases.wait_s += now_s - waiting_since_s
             if isinstance(order, Verdict):
-                return self._obey(order, shape)
+                return self._obey(order)
             self._reduce(order)
             waiting_since_s, voted = r._clock.now_s(), True
 
@@ -196,10 +198,13 @@ class _Attempt:
             )
         )
 
-    def _obey(self, verdict: Verdict, shape: RoundShape) -> RoundReport:
+    def _obey(self, verdict: Verdict) -> RoundReport:
         r, state = self._r, self._r._state
         committed = verdict.outcome == "committed"
-        round_ = state.round + 1
+        # The run's step is a function of the verdict's round: rounds may have been skipped while this peer trained on.
+        while state.round + 1 < verdict.op.round:
+            state.skip(r._schedule.round_at(state.step))
+        shape = r._schedule.round_at(state.step)
         if committed:
             if self._held != (verdict.op, verdict.digest):
                 raise QuorumLost(
@@ -215,13 +220,19 @@ class _Attempt:
             if state.version != verdict.version:
                 raise Diverged(f"this peer is at version {state.version} after a commit of {verdict.version}")
             r._member.applied(Applied(version=state.version, digest=digest))
+            if not math.isfinite(kernels.squared_norm(state.anchor)):
+                raise Diverged(
+                    f"the weights of version {state.version} are not finite after the outer step (lr {shape.lr:g}); "
+                    "start the run again with a smaller inner.lr or outer.lr"
+                )
         else:
             state.skip(shape)
             digest = self._ready.digest
         r._beat("local")
         return RoundReport(
             committed=committed,
-            round=round_,
+            round=verdict.op.round,
+            shape=shape,
             version=state.version,
             members=verdict.members,
             contributors=tuple(c.peer for c in verdict.contributions),

@@ -8,10 +8,7 @@ belong to `membership.client` and to the engine, and end with `close()`.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,16 +16,15 @@ import torch
 
 from atoll.clock import Clock, MonotonicClock
 from atoll.comm.native import NativeCommunicator
-from atoll.config.environment import run_token
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.round import Rounds
 from atoll.diloco.schedule import OuterSchedule
 from atoll.errors import AtollError, ConfigError
-from atoll.events import EventLog, JsonLinesSink, RunEnded, RunStarted, Sink
+from atoll.events import EventLog, RunEnded
 from atoll.membership.client import Admission, Member
 from atoll.membership.messages import Declare, Scalar, View
-from atoll.network.addresses import EngineAddress, engine_address
+from atoll.network.addresses import EngineAddress
 from atoll.plan.grid import Grid
 from atoll.state.tensors import ModelTensors
 from atoll.values import OpId, Range, RankInfo
@@ -84,6 +80,7 @@ class Session:
         self._clock = clock or MonotonicClock()
         self._loop: OuterLoop | None = None
         self._followed: list[Any] = []
+        self._start_members: tuple[str, ...] = ()
         self._exhausted = False
         self._closed = False
 
@@ -116,6 +113,7 @@ class Session:
             member=self._member,
             comm=comm,
             state=state,
+            schedule=schedule,
             grid=grid,
             codec=codec,
             clock=self._clock,
@@ -131,7 +129,7 @@ class Session:
             digest=state.digest(),
             step=state.step,
         )
-        self._member.declare(declared)
+        self._start_members = tuple(sorted(self._member.declare(declared).members))
         self._loop = OuterLoop(
             tensors=tensors,
             state=state,
@@ -183,6 +181,11 @@ class Session:
         return tuple(sorted(self._member.view().members))
 
     @property
+    def start_members(self) -> tuple[str, ...]:
+        """Peer ids of the members as the run started, sorted: what data is shared out by. () before that."""
+        return self._start_members
+
+    @property
     def num_peers(self) -> int:
         return len(self.members)
 
@@ -214,7 +217,7 @@ class Session:
         started); all peers must then iterate in the same order. With a number of steps the dataset is repeated. Work
         of an unfinished round is committed before the last batch's turn ends.
         """
-        members = self.members
+        members = self.start_members
         index, count = (members.index(self.peer), len(members)) if shard else (0, 1)
         while not self.finished():
             seen = 0
@@ -285,99 +288,6 @@ class Session:
     def _advance(scheduler: Any, step: int) -> None:
         while scheduler.last_epoch < step:
             scheduler.step()
-
-
-def join(
-    address: str,
-    *,
-    run: str,
-    model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    steps: int | None = None,
-    peer: str = "",
-    token_file: str | Path | None = None,
-    wait_s: float = 0.0,
-    bind: str = "",
-    port: int = 0,
-    advertise: str = "",
-    out: str | Path | None = "runs",
-) -> Session:
-    """Take a seat in a run: connect to the coordinator at `address` ("host:port") and prove the run's token.
-
-    The token comes from `token_file` or the environment (ATOLL_TOKEN, ATOLL_TOKEN_FILE), never from an argument.
-    `steps` is the run's length in inner steps (None: until the data ends). `peer` is this peer's name in the run
-    (default: host name and pid). `wait_s` waits for a coordinator that is not up yet. `bind`, `port` and `advertise`
-    are the engine's own address (default: loopback for a coordinator on loopback, else every interface and the one
-    that reaches the coordinator). Events go to `out/<run>/<peer>.jsonl`; None writes none.
-
-    Blocks until connected. Raises Refused, Unreachable (within about 15 s, or `wait_s`), or ConfigError.
-    """
-    return open_session(
-        address,
-        run=run,
-        peer=peer or default_peer_name(),
-        token=run_token(token_file),
-        tensors=ModelTensors(model.named_parameters(remove_duplicate=False)) if model is not None else None,
-        inner=optimizer,
-        total_steps=steps,
-        wait_s=wait_s,
-        engine=engine_address(address, bind, port, advertise),
-        out=Path(out) / run if out is not None else None,
-    )
-
-
-def open_session(
-    address: str,
-    *,
-    run: str,
-    peer: str,
-    token: bytes,
-    engine: EngineAddress,
-    out: Path | None,
-    tensors: ModelTensors | None = None,
-    inner: torch.optim.Optimizer | None = None,
-    total_steps: int | None = None,
-    wait_s: float = 0.0,
-    settings_digest: str = "",
-    sinks: Sequence[Sink] = (),
-) -> Session:
-    """`join` with everything spelled out: connects, and opens the event file `out/<peer>.jsonl`."""
-    slot = EngineSlot()
-    member = Member(
-        address=address,
-        run=run,
-        peer=peer,
-        token=token,
-        on_abort=slot.abort,
-        on_session_key=slot.renew_key,
-        wait_s=wait_s,
-    )
-    try:
-        admission = member.connect()
-        file = JsonLinesSink(out / f"{peer}.jsonl") if out is not None else None
-    except BaseException:
-        member.close()
-        raise
-    events = EventLog(peer, *([file] if file else []), *sinks)
-    events.emit(RunStarted(role="peer", run=run, settings_digest=settings_digest, pid=os.getpid()))
-    return Session(
-        run=run,
-        peer=peer,
-        member=member,
-        admission=admission,
-        slot=slot,
-        engine=engine,
-        tensors=tensors,
-        inner=inner,
-        total_steps=total_steps,
-        events=events,
-        close_sinks=file.close if file else (lambda: None),
-    )
-
-
-def default_peer_name() -> str:
-    """Host name and pid: unique among the peers of one run, and readable."""
-    return f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
 
 
 def _patience_s(admission: Admission) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass
 
@@ -26,7 +27,9 @@ def engine_address(coordinator: str, bind: str, port: int, advertise: str) -> En
     the coordinator. Looks up the coordinator's name, so it may block. Raises ConfigError.
     """
     own = _address_towards(coordinator)
-    bind = bind or ("127.0.0.1" if own.startswith("127.") else "0.0.0.0")
+    way = ipaddress.ip_address(own.partition("%")[0])
+    everywhere = "0.0.0.0" if way.version == 4 else "::"
+    bind = bind or (own if way.is_loopback else everywhere)
     return EngineAddress(bind, port, advertise or (own if bind in EVERYWHERE else bind))
 
 

@@ -14,8 +14,9 @@ from atoll.data.corpus import Corpus, read_corpus
 from atoll.data.reader import Reader, held_out_sequences
 from atoll.data.slots import Slots, static_assignment
 from atoll.data.tokenizer import load_tokenizer
+from atoll.diloco.joining import default_peer_name, open_session
 from atoll.diloco.schedule import OuterSchedule
-from atoll.diloco.session import Session, default_peer_name, open_session
+from atoll.diloco.session import Session
 from atoll.errors import ConfigError
 from atoll.events import RowsSkipped, Sink
 from atoll.network.addresses import engine_address
@@ -148,7 +149,7 @@ def cut_slots(corpus: Corpus, config: RunConfig) -> Slots:
 
 def _batches(session: Session, corpus: Corpus, config: RunConfig) -> Batches:
     """This peer's slots: every n-th, by the order of the members' ids as the run started."""
-    members = session.members
+    members = session.start_members
     slots = cut_slots(corpus, config)
     held = static_assignment(slots, members.index(session.peer), len(members))
     return Batches(Reader(slots, held, config.data.seq_len), config.inner.batch_size)

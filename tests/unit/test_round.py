@@ -1,0 +1,176 @@
+"""The round transaction against scripted orders: what it commits, and what it must never commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from atoll import kernels
+from atoll.clock import ManualClock
+from atoll.comm.faulty import FailAttempt, Faulty
+from atoll.comm.loopback import LoopbackCommunicator, LoopbackHub
+from atoll.diloco.outer import OuterState
+from atoll.diloco.round import Rounds, Work
+from atoll.diloco.schedule import OuterSchedule
+from atoll.errors import Diverged, QuorumLost
+from atoll.membership.messages import Applied, Ready, Verdict, Vote
+from atoll.plan.grid import Grid
+from atoll.values import Contribution, Lane, OpId, Plan, Range, RankInfo
+
+GRID = Grid.of([5])
+SCHEDULE = OuterSchedule.of([(6, 2, None, None), (0, 4, None, None)], 0.7, 0.9)
+Order = Plan | Verdict | Callable[[], Verdict] | None
+
+
+class Script:
+    """A member whose coordinator says what the test wrote down; a callable is asked when its turn comes."""
+
+    def __init__(self, *orders: Order) -> None:
+        self.orders = list(orders)
+        self.said: list[object] = []
+        self.clock = ManualClock()
+
+    def ready(self, message: Ready) -> None:
+        self.said.append(message)
+
+    def vote(self, message: Vote) -> None:
+        self.said.append(message)
+
+    def applied(self, message: Applied) -> None:
+        self.said.append(message)
+
+    def next_order(self, timeout_s: float) -> Plan | Verdict | None:
+        self.clock.advance(timeout_s)
+        order = self.orders.pop(0) if self.orders else None
+        return order() if callable(order) else order
+
+    def last_vote(self) -> Vote:
+        return next(message for message in reversed(self.said) if isinstance(message, Vote))
+
+
+def plan(round_: int, attempt: int = 0) -> Plan:
+    return Plan(
+        op=OpId(1, round_, 0, attempt),
+        base_version=0,
+        members=("a",),
+        contributions=(Contribution("a", 1),),
+        ranks={"a": (RankInfo("", 0, (Range(0, 5),)),)},
+        lanes=(Lane("a"),),
+        codec="fp32",
+        deadline_s=5.0,
+    )
+
+
+def verdict(
+    op: OpId, digest: str = "", *, outcome: str = "committed", version: int = 1, **more: object
+) -> Verdict:
+    values = {
+        "contributions": (Contribution("a", 1),),
+        "members": ("a",),
+        "left_out": {},
+        "reason": "said so",
+    } | more
+    return Verdict(op=op, outcome=outcome, version=version, digest=digest, **values)  # type: ignore[arg-type]
+
+
+def rounds(script: Script, state: OuterState, comm: object = None) -> Rounds:
+    return Rounds(
+        peer="a",
+        member=script,
+        comm=comm or LoopbackCommunicator(LoopbackHub(), "a"),  # type: ignore[arg-type]
+        state=state,
+        schedule=SCHEDULE,
+        grid=GRID,
+        codec="fp32",
+        clock=script.clock,
+        patience_s=10.0,
+    )
+
+
+def fresh() -> OuterState:
+    return OuterState(np.zeros(5, dtype=np.float32))
+
+
+ONES = np.ones(5, dtype=np.float32)
+WORK = Work(steps=2, tokens=2)
+
+
+def test_a_committed_round_takes_the_outer_step_of_its_stage() -> None:
+    script, state = Script(), fresh()
+    script.orders = [plan(1), lambda: verdict(OpId(1, 1, 0, 0), script.last_vote().digest)]
+    report = rounds(script, state).run(ONES, WORK)
+    assert report.committed
+    assert state.anchor.tolist() == [-1.0] * 5  # the first stage averages
+    assert (state.version, state.round, state.step) == (1, 1, 2)
+    assert isinstance(script.said[-1], Applied)
+    assert script.said[-1].digest == state.digest()
+
+
+def test_an_attempt_that_fails_leaves_nothing_behind() -> None:
+    script, state = Script(), fresh()
+    comm = Faulty(LoopbackCommunicator(LoopbackHub(), "a"), {OpId(1, 1, 0, 0): FailAttempt((), "planned")})
+    script.orders = [plan(1), plan(1, 1), lambda: verdict(OpId(1, 1, 0, 1), script.last_vote().digest)]
+    report = rounds(script, state, comm).run(ONES, WORK)
+    assert comm.fired == [OpId(1, 1, 0, 0)]
+    assert [m.ok for m in script.said if isinstance(m, Vote)] == [False, True]
+    assert (report.attempts, state.version) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda script: verdict(OpId(1, 1, 0, 0), "0" * 32),  # other bytes than were voted for
+        lambda script: verdict(
+            OpId(1, 1, 0, 7), script.last_vote().digest
+        ),  # an attempt that this peer was not in
+    ],
+)
+def test_a_verdict_about_another_result_is_never_applied(wrong: Callable[[Script], Verdict]) -> None:
+    script, state = Script(), fresh()
+    script.orders = [plan(1), lambda: wrong(script)]
+    with pytest.raises(QuorumLost, match="without this peer"):
+        rounds(script, state).run(ONES, WORK)
+    assert state.version == 0
+    assert not state.anchor.any()
+
+
+def test_no_verdict_is_no_step() -> None:
+    script, state = Script(plan(1)), fresh()
+    with pytest.raises(QuorumLost, match="no verdict within 10 s"):
+        rounds(script, state).run(ONES, WORK)
+    assert state.version == 0
+    assert not state.anchor.any()
+
+
+def test_rounds_that_were_skipped_unheard_move_the_runs_step() -> None:
+    """Two peers, one of which trained on while rounds 1 to 3 were skipped, end with the same step and the same bits."""
+    behind, aware = fresh(), fresh()
+    for state in (behind, aware):
+        script = Script()
+        script.orders = [plan(4), lambda script=script: verdict(OpId(1, 4, 0, 0), script.last_vote().digest)]
+        if state is aware:
+            skips = [verdict(OpId(1, r), outcome="skipped", version=0) for r in (1, 2, 3)]
+            for skip in skips:
+                rounds(Script(skip), state).run(ONES, WORK)
+        rounds(script, state).run(ONES, WORK)
+    assert (behind.step, behind.round) == (aware.step, aware.round) == (2 + 2 + 2 + 4, 4)
+    assert behind.digest() == aware.digest()
+    assert behind.anchor[0] == pytest.approx(-0.7 * 1.9)  # the outer step of the last stage, not of the first
+
+
+def test_an_update_that_is_not_finite_is_said_so() -> None:
+    script = Script(verdict(OpId(1, 1), outcome="skipped", version=0, left_out={"a": "not finite"}))
+    report = rounds(script, fresh()).run(np.full(5, np.nan, dtype=np.float32), WORK)
+    assert isinstance(script.said[0], Ready)
+    assert not script.said[0].finite
+    assert report.left_out == "not finite"
+
+
+def test_weights_that_overflow_end_the_run() -> None:
+    script, state = Script(), OuterState(np.full(5, 3e38, dtype=np.float32))
+    script.orders = [plan(1), lambda: verdict(OpId(1, 1, 0, 0), script.last_vote().digest)]
+    with pytest.raises(Diverged, match="version 1 are not finite"):
+        rounds(script, state).run(np.full(5, -3e38, dtype=np.float32), WORK)
+    assert not np.isfinite(kernels.squared_norm(state.anchor))
