@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 
+# A shell that runs this in the background has SIGINT ignored, and children inherit that; but Ctrl-C is tested here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

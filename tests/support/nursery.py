@@ -7,7 +7,6 @@ can be killed or frozen like any other process. Requests and answers are JSON li
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -54,7 +53,11 @@ class Nursery:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, __file__],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
 
     def start(self, script: Path, arguments: list[str], log: Path) -> Child:
@@ -69,37 +72,31 @@ class Nursery:
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
+        """End the nursery and every child it still has: they are one process group."""
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=30)
-        assert self._process.stdout
-        self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe
+            pipe.close()
 
 
 def serve() -> None:
-    """The nursery's own loop: start and poll children until the pipe closes, then end them all."""
+    """The nursery's own loop: start and poll children until the pipe closes."""
     import torch
 
     import atoll.diloco.optimizer  # noqa: F401  (this is what is worth sharing)
 
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts import their neighbours as tests do
-    children: set[int] = set()
     for line in sys.stdin.buffer:
         request = json.loads(line)
         if "start" in request:
-            pid = fork(request["start"], request["log"])
-            children.add(pid)
-            answer: int | None = pid
+            answer: int | None = fork(request["start"], request["log"])
         else:
             done, status = os.waitpid(request["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if done else None
-            children -= {done}
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def fork(arguments: list[str], log: str) -> int:
