@@ -41,11 +41,35 @@ def test_a_peer_without_work_is_absent_and_not_at_fault(idle: Ready) -> None:
     assert (selection.idle, selection.left_out) == (("b",), {})
 
 
-@pytest.mark.parametrize("bad", [ready(finite=False), ready(norm=math.nan), ready(norm=math.inf)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ready(finite=False),
+        ready(norm=math.nan),
+        ready(norm=math.inf),
+        ready(tokens=0, norm=0.0, finite=False),
+        ready(tokens=0, steps=0, norm=0.0, finite=False),
+    ],
+)
 def test_not_finite_is_left_out_with_a_sentence(bad: Ready) -> None:
     selection = select({"a": ready(), "b": bad}, (), norm_limit=100.0, equal=False)
     assert [each.peer for each in selection.contributions] == ["a"]
     assert "not finite" in selection.left_out["b"]
+    assert selection.idle == ()
+    assert not selection.diverging
+
+
+def test_work_of_which_none_is_finite_is_diverging() -> None:
+    bad, idle = ready(tokens=0, norm=0.0, finite=False), ready(tokens=0, steps=0, norm=0.0)
+
+    def diverging(readies: dict[str, Ready], committed: tuple[float, ...] = ()) -> bool:
+        return select(readies, committed, norm_limit=100.0, equal=False).diverging
+
+    assert diverging({"a": bad, "b": bad})
+    assert diverging({"a": bad, "b": idle})
+    assert not diverging({"a": bad, "b": ready()})
+    assert not diverging({"a": idle})
+    assert not diverging({"a": bad, "b": ready(norm=1e6)}, committed=(1.0,)), "far out is finite"
 
 
 def test_a_norm_far_above_the_median_is_left_out() -> None:

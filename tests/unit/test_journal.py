@@ -180,3 +180,10 @@ def test_no_room_on_the_disk_leaves_whole_records(written: Path, monkeypatch: py
 def test_a_path_that_cannot_be_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match=f"cannot open journal {tmp_path}"):
         JournalFile(tmp_path, "run")
+
+
+def test_what_is_no_regular_file_is_no_journal(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/full"), Path("/dev/zero"), tmp_path / "pipe"):
+        with pytest.raises(LocalError, match=f"journal {path} is no regular file; name another .*--journal"):
+            JournalFile(path, "run")

@@ -6,11 +6,31 @@ import msgspec
 import pytest
 
 from atoll.membership import member
+from atoll.membership.desk import Desk
 from atoll.membership.member import MemberState, Phase
-from atoll.membership.messages import Applied, Declare, Ready, Refused, Verdict, View
+from atoll.membership.messages import (
+    Applied,
+    Declare,
+    Freeze,
+    Ready,
+    Reduce,
+    Refused,
+    Verdict,
+    View,
+    Vote,
+)
 from atoll.membership.settings import Timeouts
-from atoll.membership.steps import Connected, CoordinatorSaid, Fail, MemberEvent, Send, Tick, TrainerSaid
-from atoll.values import OpId
+from atoll.membership.steps import (
+    Connected,
+    CoordinatorSaid,
+    Fail,
+    MemberEvent,
+    RequestFreeze,
+    Send,
+    Tick,
+    TrainerSaid,
+)
+from atoll.values import Contribution, Lane, OpId, Plan, TransferStats
 
 DECLARE = Declare((), {}, (), 0, 0, "d0", 0)
 READY = Ready(0, 0, "d0", 10, 1, 1.0, True)
@@ -68,6 +88,36 @@ def test_a_verdict_that_skips_a_version_is_not_obeyed() -> None:
     step = member.step(waiting, CoordinatorSaid(verdict), 0.3)
     assert isinstance(step.effects[0], Fail)
     assert step.state.phase is Phase.OVER
+
+
+def test_a_freeze_that_comes_while_the_verdict_before_is_applied_is_kept() -> None:
+    op = OpId(1, 1)
+    plan = Plan(op, 0, ("a",), (Contribution("a", 1),), {}, (Lane("a"),), "fp32", 1.0)
+    state = started()
+    for event in (
+        TrainerSaid(READY),
+        CoordinatorSaid(Reduce(plan)),
+        TrainerSaid(Vote(op, True, "r", (), "", TransferStats())),
+        CoordinatorSaid(Verdict(op, "committed", 1, "r", (), ("a",), {}, "done")),
+    ):
+        state = member.step(state, event, 0.2).state
+    assert state.phase is Phase.APPLYING
+    assert member.step(state, CoordinatorSaid(Freeze(1, 2)), 0.3).effects == (RequestFreeze(2),)
+    assert member.step(state, CoordinatorSaid(Freeze(1, 1)), 0.3).effects == ()
+
+
+def test_of_two_skips_that_wait_for_the_trainer_the_later_one_counts() -> None:
+    desk = Desk()
+    first, last = (
+        Verdict(OpId(1, number), "skipped", 0, "", (), ("a",), {}, "no work", ends=number == 2)
+        for number in (1, 2)
+    )
+    desk.lay_order(first)
+    desk.lay_order(last)
+    assert desk.take_order(0.0) == last
+    desk.lay_order(Verdict(OpId(1, 3), "committed", 1, "r", (), ("a",), {}, "done"))
+    with pytest.raises(AssertionError, match="before the trainer took"):
+        desk.lay_order(last)
 
 
 def test_a_declaration_waits_for_the_connection() -> None:

@@ -22,9 +22,10 @@ import pytest
 
 from atoll import events
 from atoll.errors import ConfigError, LocalError, MembershipError, Refused, Unreachable
-from atoll.membership import link
+from atoll.membership import attendant, link
 from atoll.membership import member as machine
 from atoll.membership.journal import JournalFile
+from atoll.membership.messages import Leave
 from atoll.membership.steps import PlanMade, VerdictMade
 from support import fake_peer
 from support.fake_peer import QUICK, TOKEN, CoordinatorThread, FakePeer, new_member
@@ -104,6 +105,56 @@ def test_the_older_of_two_processes_with_one_name_ends(journal: Path) -> None:
         newer.run(rounds=2)
         older.member.close()
         newer.member.close()
+
+
+def test_a_name_in_use_is_refused_and_its_owner_trains_on(journal: Path) -> None:
+    with CoordinatorThread(journal) as coordinator:
+        owner, other = (FakePeer(new_member(coordinator.address, "a"), "a") for _ in range(2))
+        owner.join()
+        owner.run(rounds=1)
+        with pytest.raises(Refused, match="'a' is taken by a process that lives; give every peer its own"):
+            other.join()
+        other.member.close()
+        owner.run(rounds=2)
+        owner.member.leave("all rounds are done", done=True)
+        code, reason = coordinator.wait()
+    assert code == 0, reason
+
+
+def test_after_goodbye_nobody_looks_for_the_coordinator(journal: Path) -> None:
+    with CoordinatorThread(journal) as coordinator:
+        fake = FakePeer(new_member(coordinator.address, "a"), "a")
+        fake.join()
+        fake.member._post(lambda: fake.member._attendant.leave(Leave("bye", True), 5.0, lambda: None))
+        coordinator.wait()
+        thread = fake.member._thread
+        assert thread is not None
+        thread.join(10)
+        assert not thread.is_alive(), "it looks for a coordinator that it said goodbye to"
+    fake.member.close()
+
+
+def test_a_link_that_takes_no_more_is_closed_so_that_all_is_said_again(journal: Path) -> None:
+    with CoordinatorThread(journal) as coordinator:
+        fake = FakePeer(new_member(coordinator.address, "a"), "a")
+        fake.join()
+        flooded = threading.Event()
+
+        def flood() -> None:
+            for _ in range(attendant.OUTBOX_MESSAGES + 1):
+                fake.member._attendant._beat()
+            flooded.set()
+
+        fake.member._post(flood)
+        assert flooded.wait(5)
+        connected = [event for event in coordinator.events if isinstance(event, events.PeerConnected)]
+        deadline_s = time.monotonic() + 10
+        while len(connected) < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+            connected = [event for event in coordinator.events if isinstance(event, events.PeerConnected)]
+        assert len(connected) == 2, "the link stayed up although words were lost"
+        fake.run(rounds=2)
+        fake.member.close()
 
 
 # ---- nobody there ------------------------------------------------------------------------------------------

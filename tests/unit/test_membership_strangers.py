@@ -40,8 +40,11 @@ def talk(coordinator: CoordinatorThread, said: Callable[[Socket], Awaitable[Any]
     async def conversation() -> Any:
         async with aiohttp.ClientSession() as http:
             async with http.ws_connect(f"http://{coordinator.address}/v1/peer", max_msg_size=0) as websocket:
-                async with asyncio.timeout(10):
-                    return await said(websocket)
+                try:
+                    async with asyncio.timeout(10):
+                        return await said(websocket)
+                finally:  # aiohttp leaves the connection open once the other side has hung up
+                    websocket._response.close()
 
     return asyncio.run(conversation())
 

@@ -25,8 +25,8 @@ def sentence(source: str, event: events.Event) -> str | None:
             return f"{peer} was left out of round {number}: {reason}"
         case events.AttemptFailed(op=op, reason=reason):
             return f"attempt {op} failed: {reason}"
-        case events.RoundSkipped(round=number, reason=reason):
-            return f"round {number} was skipped: {reason}"
+        case events.RoundSkipped(reason=reason):
+            return reason
         case events.DigestMismatch(peer=peer, version=version):
             return f"{peer} holds other bits than the run at version {version}"
         case events.RowsSkipped(path=path, count=count, example=example, empty=False):

@@ -1,7 +1,8 @@
 """How peers come and go: arrive, drop, leave, be lost, be refused, be told that the run went on without them.
 
-A new process under a known id fences the old one: its messages have no effect from then on. What a peer that
-arrived has to say before it is a member is in `declaration`.
+A new process under a known id fences the old one: its messages have no effect from then on. But once a version
+is committed a newcomer could not take part anyway; then the name of a member that lives is not to be had. What a
+peer that arrived has to say before it is a member is in `declaration`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,38 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll import events
-from atoll.membership.coordinator_state import Draft, PeerRecord, ids
+from atoll.membership.coordinator_state import CoordinatorState, Draft, PeerRecord, ids
 from atoll.membership.messages import Ended, Leave, Refused
 from atoll.membership.steps import PeerArrived, PeerDropped
 
 
+def refusal(state: CoordinatorState, peer: str, incarnation: str, now_s: float) -> str:
+    """Why a process may not have this name now, in a sentence; "" if it may."""
+    if state.is_fenced(peer, incarnation):
+        return f"a newer process takes part as {peer!r}; give every peer its own name (local.peer)"
+    record = state.peers.get(peer)
+    if (
+        state.version > 0
+        and record is not None
+        and record.member
+        and record.connected
+        and record.incarnation != incarnation
+        and now_s - record.heard_s < state.settings.timeouts.dead_s
+    ):
+        return f"{peer!r} is taken by a process that lives; give every peer its own name (local.peer)"
+    return ""
+
+
 def arrive(draft: Draft, event: PeerArrived) -> None:
-    """A connection proved the token. A process that was fenced stays outside; a new one fences the old."""
+    """A connection proved the token. Whose name it may not have stays outside; otherwise a new process fences
+    the old.
+    """
     peer, now_s = event.peer, draft.now_s
-    if draft.state.is_fenced(event.peer, event.incarnation):
+    reason = refusal(draft.state, peer, event.incarnation, now_s)
+    if reason:
         draft.close(PeerRecord(peer=peer, incarnation=event.incarnation, heard_s=now_s))
-        draft.because(f"{peer} has a newer process; the connection of its old one is closed")
+        draft.emit(events.PeerRefused(peer=peer, reason=reason))
+        draft.because(f"refused a process from {event.address}: {reason}")
         return
     draft.emit(events.PeerConnected(peer=peer, address=event.address))
     record = draft.state.peers.get(peer)
@@ -62,17 +84,16 @@ def drop(draft: Draft, record: PeerRecord, event: PeerDropped) -> None:
 
 def leave(draft: Draft, record: PeerRecord, message: Leave) -> None:
     draft.close(record)
-    draft.remove(record.peer)
+    draft.remove(record.peer, done=message.done or draft.state.ending())
     if not record.member:
         draft.because(f"{record.peer} left before it declared: {message.reason}")
         return
-    draft.set(done=draft.state.done or message.done)
     reason = f"{record.peer} left: {message.reason}"
     draft.because(reason)
     draft.emit(events.PeerLeft(peer=record.peer, reason=message.reason, members=ids(draft.state.members())))
     draft.members_changed(reason)
     if draft.state.started and not draft.state.members() and not draft.state.done:
-        draft.finish(f"all peers left and none was done; the last, {record.peer}, said: {message.reason}", 6)
+        draft.finish(f"all peers left and the last, {record.peer}, was not done: {message.reason}", 6)
 
 
 def lose(draft: Draft, record: PeerRecord, why: str) -> None:
@@ -97,6 +118,14 @@ def dismiss(draft: Draft, record: PeerRecord, kind: str, reason: str) -> None:
     if record.member:
         draft.emit(events.PeerLost(peer=record.peer, reason=reason, members=ids(draft.state.members())))
         draft.members_changed(reason)
+
+
+def end_run(draft: Draft, kind: str, reason: str, exit_code: int) -> None:
+    """Tell all members that the run is over, and why; the coordinator's work is over too."""
+    for record in draft.state.members():
+        draft.send(record.peer, Ended(kind=kind, reason=reason))
+        draft.close(record)
+    draft.finish(reason, exit_code)
 
 
 def left_behind(draft: Draft, record: PeerRecord) -> None:

@@ -20,6 +20,7 @@ from atoll.errors import AtollError, Diverged, QuorumLost, Refused, Unreachable
 from atoll.membership import member, steps
 from atoll.membership.desk import Desk
 from atoll.membership.link import Admission, Credentials, Link, NotReachedError, open_link
+from atoll.membership.member_state import Phase
 from atoll.membership.messages import CoordinatorMessage, Heartbeat, Leave, Message, PeerMessage, View
 from atoll.membership.steps import Connected, CoordinatorSaid, Disconnected, MemberEvent, Tick, TrainerSaid
 from atoll.values import OpId
@@ -72,7 +73,10 @@ class Attendant:
         self._missed = ""
 
     async def run(self) -> None:
-        """Until stopped, or membership ends (then the desk says why). Raises Unreachable and Refused."""
+        """Until stopped, or goodbye was said, or membership ends (then the desk says why).
+
+        Raises Unreachable and Refused.
+        """
         self._task = asyncio.current_task()
         if self._stopped:
             return
@@ -82,9 +86,10 @@ class Attendant:
             self._state = begun.state
             pulse = asyncio.create_task(self._pulse(link.admission.timeouts.heartbeat_s))
             try:
-                while True:
-                    await self._follow(link)
+                await self._follow(link)
+                while self._state.phase is not Phase.OVER:
                     link = await self._reach_again(link.admission.timeouts.connect_s)
+                    await self._follow(link)
             finally:
                 pulse.cancel()
 
@@ -243,9 +248,18 @@ class Attendant:
                 raise AssertionError(f"not an effect of a member: {effect!r}")
 
     def _send(self, message: Message) -> None:
-        """Lost if there is no connection: the machine says it again when there is one."""
-        if self._linked.is_set() and not self._outbox.full():
+        """Lost if there is no connection: the machine says it again when there is one.
+
+        So a connection that takes no more has to end, or what is lost would never be said again.
+        """
+        if not self._linked.is_set():
+            return
+        try:
             self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            _log.warning("the coordinator takes no more than %d messages; connecting again", OUTBOX_MESSAGES)
+            self._linked.clear()
+            self._closing = asyncio.create_task(self._link.close())
 
     def _end(self, failure: Exception) -> None:
         self._desk.lay_failure(failure)

@@ -40,7 +40,7 @@ from atoll.membership.steps import (
     Tick,
 )
 
-__all__ = ["CoordinatorState", "is_fenced", "start", "step"]
+__all__ = ["CoordinatorState", "refusal", "start", "step"]
 
 
 def start(
@@ -96,9 +96,13 @@ def step(
     return draft.step(_settle(draft) if settles else "")
 
 
-def is_fenced(state: CoordinatorState, peer: str, incarnation: str) -> bool:
-    """Whether a newer process has this peer's id: the old one's connections are not to be accepted."""
-    return state.is_fenced(peer, incarnation)
+def refusal(state: CoordinatorState, peer: str, incarnation: str, now_s: float) -> str:
+    """Why a connection of this process is not to be accepted at `now_s`, in a sentence; "" if it is.
+
+    To be asked before a PeerArrived is taken in at the same `now_s`, which then decides the same.
+    """
+    state, effective_s = liveness.pass_time(state, now_s)
+    return admission.refusal(state, peer, incarnation, effective_s)
 
 
 def _record(draft: Draft, event: CoordinatorEvent) -> bool:

@@ -102,8 +102,9 @@ class CoordinatorState(msgspec.Struct, frozen=True):
 
     `digest` is the agreed digest of the newest version's state, "" until the members reported it. `commit` is
     the last committed verdict, `verdict` the last of any outcome. `norms` are the medians of the last
-    committed rounds. `short_since_s` is since when there are too few members. `over` says why the run ended,
-    "" while it goes on.
+    committed rounds. `done` if the last member to go had all it was asked for. `diverging_rounds` is how many of the
+    last rounds in a row had no finite update. `short_since_s` is since when there are too few members. `over`
+    says why the run ended, "" while it goes on.
     """
 
     settings: CoordinatorSettings
@@ -123,6 +124,7 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     norms: tuple[float, ...] = ()
     started: bool = False
     done: bool = False
+    diverging_rounds: int = 0
     elapsed_before_s: float = 0.0
     short_since_s: float | None = None
     gone: tuple[Gone, ...] = ()
@@ -175,14 +177,14 @@ class Draft:
         """Add or update one peer's record; a new one is the youngest."""
         self.set(peers={**self.state.peers, record.peer: record})
 
-    def remove(self, peer: str, *, fenced: bool = False) -> None:
-        """Forget a peer's record, but not that its process took part."""
+    def remove(self, peer: str, *, fenced: bool = False, done: bool = False) -> None:
+        """Forget a peer's record, but not that its process took part. `done`: it had all it was asked for."""
         peers = dict(self.state.peers)
         record = peers.pop(peer)
         gone = self.state.gone
         if record.incarnation and (record.member or fenced):
             gone = (*gone, Gone((peer, record.incarnation), fenced))[-_GONE_REMEMBERED:]
-        self.set(peers=peers, gone=gone)
+        self.set(peers=peers, gone=gone, done=done if record.member else self.state.done)
 
     def fence_gone(self, peer: str, incarnation: str) -> None:
         """A process that was lost must not take its id back from this newer one."""

@@ -18,7 +18,8 @@ class Desk:
     """The latest admission, view and order, and what ended membership. A newer order replaces an older plan.
 
     One slot for orders is enough: the coordinator plans again only after it gave the older attempt up, and
-    neither a plan nor a verdict of the next round can come before this peer was ready for it.
+    neither a plan nor a commit of the next round can come before this peer was ready for it. It can be skipped
+    without this peer; the later of two such verdicts stands for both.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,8 @@ class Desk:
 
     def lay_order(self, order: Plan | Verdict) -> None:
         with self._changed:
-            assert not isinstance(self._order, Verdict), f"{order} came before the trainer took {self._order}"
+            replaces = not isinstance(self._order, Verdict) or (_skips(self._order) and _skips(order))
+            assert replaces, f"{order} came before the trainer took {self._order}"
             self._order = order
             self._changed.notify_all()
 
@@ -117,3 +119,7 @@ class Desk:
         raise MembershipError(
             f"the membership thread ended unexpectedly: {self._failure!r}"
         ) from self._failure
+
+
+def _skips(order: Plan | Verdict) -> bool:
+    return isinstance(order, Verdict) and order.outcome == "skipped"

@@ -1,9 +1,10 @@
 """Whose update enters a round's sum, and with which weight: one pure decision, the same for all members.
 
-A peer that took no step, or saw no token, is absent to the bit. Left out are updates that are not finite, and
-those whose norm is above `norm_limit` x the median of this round's norms and of the last committed rounds'
-(one median each). Norms of zero say nothing about what is usual and do not count; the median has a floor, so
-that a run whose updates vanish does not start to reject rounding noise.
+Left out are updates that are not finite, even if no step of theirs counted. A peer that took no step, or saw
+no token, is absent to the bit. Left out as well are updates whose norm is above `norm_limit` x the median of
+this round's norms and of the last committed rounds' (one median each). Norms of zero say nothing about what is
+usual and do not count; the median has a floor, so that a run whose updates vanish does not start to reject
+rounding noise.
 """
 
 from __future__ import annotations
@@ -24,26 +25,33 @@ REMEMBERED_NORMS = 8
 class Selection(msgspec.Struct, frozen=True):
     """`contributions` sorted by peer, weights divided by their common divisor; `left_out` says why, by peer.
 
-    `idle` are the peers without work: absent, but not at fault.
+    `idle` are the peers without work: absent, but not at fault. `diverging`: there are updates, and none is
+    finite.
     """
 
     contributions: tuple[Contribution, ...]
     left_out: dict[str, str]
     idle: tuple[str, ...]
     norms: tuple[float, ...]
+    diverging: bool
 
 
 def select(
     readies: Mapping[str, Ready], committed_norms: Sequence[float], *, norm_limit: float, equal: bool
 ) -> Selection:
     """Decide over the round's `readies` (by peer). `equal`: every contributor weighs 1, not its tokens."""
-    worked = {peer: ready for peer, ready in sorted(readies.items()) if ready.steps > 0 and ready.tokens > 0}
     left_out = {
-        peer: f"its update is not finite (norm {ready.norm:g} after {ready.steps} steps)"
-        for peer, ready in worked.items()
+        peer: f"its update is not finite ({ready.tokens} tokens in {ready.steps} steps)"
+        for peer, ready in sorted(readies.items())
         if not (ready.finite and math.isfinite(ready.norm))
     }
-    finite = {peer: ready for peer, ready in worked.items() if peer not in left_out}
+    finite = {
+        peer: ready
+        for peer, ready in sorted(readies.items())
+        if peer not in left_out and ready.steps > 0 and ready.tokens > 0
+    }
+    idle = tuple(sorted(set(readies) - set(left_out) - set(finite)))
+    diverging = bool(left_out) and not finite
     usual = usual_norm([ready.norm for ready in finite.values()], committed_norms)
     for peer, ready in finite.items():
         if usual is not None and ready.norm > norm_limit * usual:
@@ -57,8 +65,9 @@ def select(
     return Selection(
         contributions=tuple(Contribution(p, w // divisor) for p, w in zip(chosen, weights, strict=True)),
         left_out=left_out,
-        idle=tuple(sorted(set(readies) - set(worked))),
+        idle=idle,
         norms=tuple(ready.norm for ready in chosen.values()),
+        diverging=diverging,
     )
 
 

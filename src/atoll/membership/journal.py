@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import struct
 import zlib
 from pathlib import Path
@@ -147,6 +148,9 @@ def _open_locked(path: Path) -> int:
         raise LocalError(
             f"cannot open journal {path} ({error.strerror}); name another file with --journal"
         ) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise LocalError(f"journal {path} is no regular file; name another file with --journal")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(fd, 0o600)

@@ -67,6 +67,16 @@ def split_address(address: str) -> tuple[str, int]:
     )
 
 
+class _WebSocket(aiohttp.ClientWebSocketResponse):
+    """Gives its connection back however it ends; aiohttp's own keeps it once the other side was cut off."""
+
+    async def close(self, *, code: int = aiohttp.WSCloseCode.OK, message: bytes = b"") -> bool:
+        try:
+            return await super().close(code=code, message=message)
+        finally:
+            self._response.close()
+
+
 class Link:
     """One connection that is proven both ways. One task sends, one receives."""
 
@@ -154,12 +164,16 @@ async def open_link(credentials: Credentials, timeout_s: float) -> Link:
     host, port = split_address(credentials.address)
     url = URL.build(scheme="http", host=host, port=port, path=PATH)
     connector = aiohttp.TCPConnector(resolver=_Resolver(), use_dns_cache=False, force_close=True)
-    http = aiohttp.ClientSession(connector=connector)
+    http = aiohttp.ClientSession(connector=connector, ws_response_class=_WebSocket)
     try:
         async with asyncio.timeout(timeout_s):
             websocket = await http.ws_connect(url, max_msg_size=PART_BYTES + 1, compress=0)
             link = Link(http, websocket)
-            await link.prove(credentials)
+            try:
+                await link.prove(credentials)
+            except BaseException:
+                await link.close()
+                raise
             return link
     except TimeoutError:
         await http.close()

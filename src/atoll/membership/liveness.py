@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from atoll.membership.admission import lose
+from atoll.membership.admission import end_run, lose
 from atoll.membership.coordinator_state import CoordinatorState, Draft, PeerRecord, counted, listed
-from atoll.membership.messages import Ended
 from atoll.membership.settings import Timeouts
 
 
@@ -80,8 +79,11 @@ def watch_quorum(draft: Draft) -> None:
 
 
 def _needed(state: CoordinatorState) -> int:
-    """How many members the run needs now; after its last round, one that is still to say that it is done."""
-    if state.ending():
+    """How many members the run needs now. After its last round, or when the others were done, one that is
+    still to say that it is done is enough, unless it waits for a round.
+    """
+    waits = any(record.ready is not None for record in state.members())
+    if state.ending() or (state.done and not waits):
         return 1
     return state.settings.min_peers if state.started else state.settings.start_peers
 
@@ -95,7 +97,4 @@ def _end_without_quorum(draft: Draft, members: tuple[PeerRecord, ...]) -> None:
     )
     if state.ending():
         reason = f"all peers were lost after the last round, and none came back to be done within {waited}"
-    for record in members:
-        draft.send(record.peer, Ended(kind="quorum", reason=reason))
-        draft.close(record)
-    draft.finish(reason, 6)
+    end_run(draft, "quorum", reason, 6)

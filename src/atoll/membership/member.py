@@ -241,7 +241,8 @@ def _hear_view(state: MemberState, view: View) -> Outcome:
 
 
 def _hear_freeze(state: MemberState, message: Freeze) -> Outcome:
-    if state.phase is not Phase.LOCAL or message.round != state.round + 1:
+    """While the verdict before is applied, too: the trainer looks at its next safe point."""
+    if state.phase not in (Phase.LOCAL, Phase.APPLYING) or message.round != state.round + 1:
         return _step(state, f"ignored a freeze of round {message.round} in phase {state.phase}")
     return _step(
         state, f"round {message.round} is closed: freeze at the next step", RequestFreeze(message.round)

@@ -82,4 +82,5 @@ def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
                 norms=remember_norms(state.norms, record.norms),
                 round=OpenRound(number=verdict.op.round + 1),
                 elapsed_before_s=record.elapsed_s,
+                diverging_rounds=record.diverging_rounds,
             )

@@ -24,7 +24,7 @@ from atoll.membership.steps import PlanMade, StateDigest
 from atoll.membership.verdicts import skip
 from atoll.values import Lane, OpId, Plan
 
-# ---- what members say ---- what members say --------------------------------------------------------------
+# ---- what members say ------------------------------------------------------------------------------------
 
 
 def record_ready(draft: Draft, record: PeerRecord, message: Ready) -> None:
@@ -195,7 +195,8 @@ def plan_attempt(draft: Draft, ready: tuple[PeerRecord, ...]) -> None:
     selection = _select(draft, ready)
     if not selection.contributions:
         why = "; ".join(f"{peer}: {text}" for peer, text in selection.left_out.items())
-        skip(draft, f"no member has an update ({why or 'none took a step'})", selection.left_out)
+        why = f"no member has an update ({why or 'none took a step'})"
+        skip(draft, why, selection.left_out, diverging=selection.diverging)
         return
     lanes = _choose_lanes(draft, ready)
     if lanes:

@@ -76,10 +76,10 @@ async def serve(
         journal.close()
 
 
-def _refuse_second(connection: PeerConnection) -> None:
-    """To the older of two processes with one name."""
-    reason = f"a newer process takes part as {connection.peer!r}; give every peer its own name (local.peer)"
-    connection.send(Refused("peer", reason))
+def _refuse(connection: PeerConnection, reason: str) -> None:
+    """Close a connection whose place another one has; `reason` "" if that is the same process's."""
+    if reason:
+        connection.send(Refused("peer", reason))
     connection.close()
 
 
@@ -179,20 +179,21 @@ class _Service:
             self._step(event)
 
     def _arrive(self, connection: PeerConnection, event: PeerArrived) -> None:
-        """The new connection takes the old one's place, unless a newer process has that name."""
-        if coordinator.is_fenced(self._state, connection.peer, connection.incarnation):
-            _refuse_second(connection)
-            return
+        """The new connection takes the old one's place, unless another process is to keep that name."""
+        now_s = self._clock.now_s()
+        refusal = coordinator.refusal(self._state, connection.peer, connection.incarnation, now_s)
         old = self._connections.get(connection.peer)
-        self._connections[connection.peer] = connection
-        if old is not None and old.incarnation != connection.incarnation:
-            _refuse_second(old)
+        if not refusal:
+            self._connections[connection.peer] = connection
+        self._step(event, now_s)
+        if refusal:
+            _refuse(connection, refusal)
         elif old is not None:
-            old.close()
-        self._step(event)
+            _refuse(old, coordinator.refusal(self._state, old.peer, old.incarnation, now_s))
 
-    def _step(self, event: CoordinatorEvent) -> None:
-        step = coordinator.step(self._state, event, self._clock.now_s(), make_lanes=self._make_lanes)
+    def _step(self, event: CoordinatorEvent, now_s: float | None = None) -> None:
+        now_s = self._clock.now_s() if now_s is None else now_s
+        step = coordinator.step(self._state, event, now_s, make_lanes=self._make_lanes)
         self._state = step.state
         self._carry_out(step)
 

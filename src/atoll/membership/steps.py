@@ -176,7 +176,7 @@ class PlanMade(msgspec.Struct, frozen=True, tag=True):
 class MembersChanged(msgspec.Struct, frozen=True, tag=True):
     """Who is a member from now on (oldest first): whom a restarted coordinator waits for.
 
-    `started` once the run had all `start_peers`; `done` once a member left with all it was asked for
+    `started` once the run had all `start_peers`; `done` if the last member to go had all it was asked for
     committed.
     """
 
@@ -186,11 +186,16 @@ class MembersChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class VerdictMade(msgspec.Struct, frozen=True, tag=True):
-    """A round's end. `norms` are its contributors' update norms, `elapsed_s` is the run's age."""
+    """A round's end. `norms` are its contributors' update norms, `elapsed_s` is the run's age.
+
+    `diverging_rounds` is how many rounds in a row, this one included, were skipped because no update was
+    finite.
+    """
 
     verdict: Verdict
     norms: tuple[float, ...]
     elapsed_s: float = 0.0
+    diverging_rounds: int = 0
 
 
 class StateDigest(msgspec.Struct, frozen=True, tag=True):

@@ -5,7 +5,8 @@ failed: the others are told to give it up, and once all have answered, or are lo
 planned. If the results differ the attempt is repeated once, then the odd ones out go. A member that voted yes
 and was lost keeps its vote: should it come back it gets the verdict.
 
-The commit line is `_conclude`: the verdict is journaled before it is sent to anybody.
+The commit line is `_conclude`: the verdict is journaled before it is sent to anybody. A run in which nobody's
+update was finite for DIVERGED_ROUNDS rounds in a row is over: the anchor does not get better by waiting.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll import events
-from atoll.membership.admission import dismiss, left_behind, lose
+from atoll.membership.admission import dismiss, end_run, left_behind, lose
 from atoll.membership.coordinator_state import Attempt, Draft, OpenRound, PeerRecord, ids, listed, majority
 from atoll.membership.exclusion import remember_norms
 from atoll.membership.messages import Abort, Verdict, Vote
 from atoll.membership.steps import VerdictMade
 from atoll.values import OpId
+
+DIVERGED_ROUNDS = 3
 
 
 def record_vote(draft: Draft, record: PeerRecord, message: Vote) -> None:
@@ -152,8 +155,11 @@ def commit(draft: Draft, attempt: Attempt, reason: str) -> None:
     )
 
 
-def skip(draft: Draft, why: str, left_out: dict[str, str] | None = None) -> None:
-    """The round ends without a new version: the anchor stays, the next update covers both rounds."""
+def skip(draft: Draft, why: str, left_out: dict[str, str] | None = None, *, diverging: bool = False) -> None:
+    """The round ends without a new version: the anchor stays, the next update covers both rounds.
+
+    `diverging`: because no update was finite. That ends the run if it goes on.
+    """
     state = draft.state
     number = state.round.number
     verdict = Verdict(
@@ -166,22 +172,37 @@ def skip(draft: Draft, why: str, left_out: dict[str, str] | None = None) -> None
         left_out=left_out or {},
         reason=f"round {number} is skipped: {why}; the next update covers both rounds",
     )
-    _conclude(draft, verdict, ())
+    diverging_rounds = state.diverging_rounds + 1 if diverging else 0
+    _conclude(draft, verdict, (), diverging_rounds)
     draft.emit(events.RoundSkipped(round=number, reason=verdict.reason))
+    if diverging_rounds >= DIVERGED_ROUNDS:
+        reason = (
+            f"the run diverged at version {state.version}: no update was finite for {diverging_rounds} rounds "
+            "in a row; begin a new run with a lower learning rate (inner.lr), or look at the data"
+        )
+        end_run(draft, "diverged", reason, 7)
 
 
-def _conclude(draft: Draft, verdict: Verdict, norms: tuple[float, ...]) -> None:
+def _conclude(draft: Draft, verdict: Verdict, norms: tuple[float, ...], diverging_rounds: int = 0) -> None:
     state, committed = draft.state, verdict.outcome == "committed"
     limit_s = state.settings.max_seconds
     if 0 < limit_s <= draft.elapsed_s():
         verdict = replace(verdict, ends=True, end_reason=f"the run has lasted max_seconds = {limit_s:g} s")
-    draft.journal(VerdictMade(verdict=verdict, norms=norms, elapsed_s=draft.elapsed_s()))
+    draft.journal(
+        VerdictMade(
+            verdict=verdict,
+            norms=norms,
+            elapsed_s=draft.elapsed_s(),
+            diverging_rounds=diverging_rounds,
+        )
+    )
     # ---- commit line: the verdict is on disk and is never taken back ----
     draft.because(verdict.reason + (f"; {verdict.end_reason}" if verdict.ends else ""))
     draft.set(
         verdict=verdict,
         commit=verdict if committed else state.commit,
         round=OpenRound(number=verdict.op.round + 1),
+        diverging_rounds=diverging_rounds,
     )
     for peer, why in verdict.left_out.items():
         draft.emit(events.PeerLeftOut(peer=peer, round=verdict.op.round, reason=why))

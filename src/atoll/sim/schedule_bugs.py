@@ -1,4 +1,4 @@
-"""Planted bugs: each breaks one of the two machines from outside, and one invariant must find it.
+"""Planted bugs: each breaks one of the two machines, or the trainer, from outside; one invariant must find it.
 
 A bug wraps the functions of the machines (`Machines`); the machines themselves hold no switch for any of
 them.
@@ -33,13 +33,22 @@ from atoll.membership.steps import (
 from atoll.values import TransferStats
 
 
+def _rounds_before(known: int, verdict: Verdict) -> int:
+    return verdict.op.round - 1
+
+
 class Machines(msgspec.Struct, frozen=True):
-    """The four functions that a schedule runs."""
+    """The four functions that a schedule runs, and how a trainer counts.
+
+    `rounds_before(known, verdict)` is how many rounds a trainer that knows of `known` counts as over when it
+    obeys a verdict.
+    """
 
     coordinator_start: Callable[..., Step[CoordinatorState]] = coordinator.start
     coordinator_step: Callable[..., Step[CoordinatorState]] = coordinator.step
     member_start: Callable[..., Step[MemberState]] = member.start
     member_step: Callable[..., Step[MemberState]] = member.step
+    rounds_before: Callable[[int, Verdict], int] = _rounds_before
 
 
 CoordinatorStep = Step[CoordinatorState]
@@ -234,6 +243,14 @@ def _verdict_twice() -> Machines:
     return Machines(member_step=step)
 
 
+# ---- the trainer -----------------------------------------------------------------------------------------
+
+
+def _skips_unheard() -> Machines:
+    """Rounds that were skipped while it trained do not count."""
+    return Machines(rounds_before=lambda known, verdict: known)
+
+
 BUGS: dict[str, Machines] = {
     "reused-op": _acts_wrongly(reused_op),
     "verdict-before-journal": _acts_wrongly(verdict_before_journal),
@@ -252,4 +269,5 @@ BUGS: dict[str, Machines] = {
     "other-bits-planned": _hears_wrongly(other_bits_planned),
     "dead-forgotten": _hears_wrongly(dead_forgotten),
     "below-quorum": _below_quorum(),
+    "skips-unheard": _skips_unheard(),
 }

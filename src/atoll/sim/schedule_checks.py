@@ -40,10 +40,18 @@ def require(holds: bool, invariant: str) -> None:
         raise ViolationError(invariant)
 
 
-def next_digest(digest: str, contributions: tuple[Contribution, ...], result: str) -> str:
-    """The state after a committed round: a hash chain over what was committed."""
-    told = f"{digest}|{result}|{[(each.peer, each.weight) for each in contributions]}"
+def next_digest(digest: str, step: int, contributions: tuple[Contribution, ...], result: str) -> str:
+    """The state after a committed round that began at the run's `step`: a hash chain over what was committed.
+
+    A real outer step depends on `step` through its schedule (learning rate, momentum, length), hence this one.
+    """
+    told = f"{digest}|{step}|{result}|{[(each.peer, each.weight) for each in contributions]}"
     return f"{zlib.crc32(told.encode()):08x}"
+
+
+def steps_of_round(step: int) -> int:
+    """How long the round is that begins at the run's `step`: a schedule whose stages differ in length."""
+    return 2 if step < 6 else 5
 
 
 class History:
@@ -58,6 +66,8 @@ class History:
         self._readies: dict[tuple[str, str, int, int], Ready] = {}
         self._votes: dict[tuple[str, OpId], Vote] = {}
         self._bits = {0: first_digest}
+        self._states = {0: first_digest}
+        self._step = 0
         self._newest: dict[str, str] = {}
         self._replaced: set[tuple[str, str]] = set()
         self.version = 0
@@ -83,6 +93,13 @@ class History:
         vote = self._votes.get((peer, verdict.op))
         holds = vote is not None and vote.ok and vote.digest == verdict.digest
         require(holds, f"{peer} steps on {verdict.op} without the result it is about")
+
+    def peer_applied(self, peer: str, version: int, digest: str) -> None:
+        """A peer whose bits never flipped has taken its outer step."""
+        require(
+            self._states[version] == digest,
+            f"{peer} took another outer step to version {version} than the run",
+        )
 
     # ---- what the coordinator does -----------------------------------------------------------------------
 
@@ -110,14 +127,16 @@ class History:
     ) -> None:
         """A process that was a member in this term and lost its name to a newer one does not get it back."""
         process, record = (event.peer, event.incarnation), before.peers.get(event.peer)
+        after = step.state.peers.get(event.peer)
         if process in self._replaced:
             require(
-                before.peers.keys() == step.state.peers.keys() and step.state.peers.get(event.peer) == record,
+                before.peers.keys() == step.state.peers.keys() and after == record,
                 f"an old process of {event.peer} takes its name back: two members with one id",
             )
             return
         newest = self._newest.get(event.peer)
-        if newest is not None and newest != event.incarnation:
+        accepted = after is not None and after.incarnation == event.incarnation
+        if accepted and newest is not None and newest != event.incarnation:
             self._replaced.add((event.peer, newest))
 
     def _check_everybody_voted(self, before: CoordinatorState, step: Step[CoordinatorState]) -> None:
@@ -164,6 +183,8 @@ class History:
         require(op.round not in self._verdicts, f"round {op.round} has two verdicts")
         require(op.round == len(self._verdicts) + 1, f"the verdict of round {op.round} skips a round")
         self._verdicts[op.round] = verdict
+        step = self._step
+        self._step += steps_of_round(step)
         if verdict.outcome == "skipped":
             require(verdict.version == self.version, f"skipping round {op.round} changed the version")
             return
@@ -179,6 +200,9 @@ class History:
             vote = self._votes.get((peer, op))
             said = vote is not None and vote.ok and vote.digest == verdict.digest
             require(said, f"{op} is committed although {peer} never voted yes for this result")
+        self._states[verdict.version] = next_digest(
+            self._states[self.version], step, verdict.contributions, verdict.digest
+        )
         self.version = verdict.version
 
     def sent(self, peer: str, incarnation: str, send: Send) -> None:

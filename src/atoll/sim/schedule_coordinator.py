@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from atoll.membership import coordinator
 from atoll.membership.messages import CoordinatorMessage, Refused
 from atoll.membership.steps import (
     CloseConnection,
@@ -99,9 +100,11 @@ class VirtualCoordinator(Process):
         process = connection.process
         if not connection.open:
             return
-        if self.state.is_fenced(process.peer, process.incarnation):
-            self.world.coordinator_sends(connection, Refused("peer", "a newer process has this name"))
+        refusal = coordinator.refusal(self.state, process.peer, process.incarnation, self.world.now_s)
+        if refusal:
+            self.world.coordinator_sends(connection, Refused("peer", refusal))
             connection.proven = True
+            self.feed(PeerArrived(process.peer, process.incarnation, "virtual"))
             return
         old = self.connections.get(process.peer)
         self.connections[process.peer] = connection

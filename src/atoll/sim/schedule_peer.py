@@ -1,7 +1,8 @@
 """A virtual peer: the real member machine, and a trainer and an engine that are a few lines each.
 
 The trainer "trains" for a random time, says it is ready, takes part in attempts, and obeys verdicts blindly,
-so that a wrong verdict shows. Its weights are one hash (`schedule_checks.next_digest`).
+so that a wrong verdict shows. Its weights are one hash (`schedule_checks.next_digest`). It counts rounds and the
+run's step by the verdicts that it obeys; rounds skipped without its hearing of them it makes up for then.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from atoll.membership.steps import (
     Tick,
     TrainerSaid,
 )
-from atoll.sim.schedule_checks import next_digest
+from atoll.sim.schedule_checks import next_digest, steps_of_round
 from atoll.values import OpId, ParameterInfo, Plan, RankInfo, ReduceReport
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class VirtualPeer(Process):
         super().__init__(f"{peer}/{incarnation}")
         self.world, self.peer, self.incarnation = world, peer, incarnation
         self.connection: Connection | None = None
-        self.version, self.digest = 0, world.first_digest
+        self.version, self.digest, self.sound = 0, world.first_digest, True
+        self.round, self.run_step, self.freeze_round = 0, 0, -1
         self.step, self.steps_in_round, self.tokens_in_round = 0, 0, 0
         self.slow = world.rng.choice((1.0, 1.0, 1.0, 3.0))
         self.ended = ""
@@ -106,8 +108,9 @@ class VirtualPeer(Process):
                     self._obey(verdict)
                 case AbortAttempt(op=op):
                     self.world.engine.abort(self, op)
-                case RequestFreeze():
-                    self._train(self.world.rng.uniform(0.0, 0.4))
+                case RequestFreeze(round=number):
+                    self.freeze_round = max(self.freeze_round, number)
+                    self._train()
                 case Fail(reason=reason):
                     self.end(reason)
         if before is Phase.DECLARING and self.state.phase is Phase.LOCAL:
@@ -147,12 +150,13 @@ class VirtualPeer(Process):
 
     # ---- the trainer -------------------------------------------------------------------------------------
 
-    def _train(self, seconds: float | None = None) -> None:
-        """Train for a while (again), then be ready."""
+    def _train(self) -> None:
+        """Train for a while (again), or only to the next step if the round is closed; then be ready."""
         rng = self.world.rng
         self.training += 1
         number = self.training
-        length_s = rng.uniform(*PACE) * self.slow if seconds is None else seconds
+        frozen = self.freeze_round > self.round
+        length_s = rng.uniform(0.0, 0.4) if frozen else rng.uniform(*PACE) * self.slow
         self.world.after(length_s, self, lambda: self._finish_training(number))
 
     def _finish_training(self, number: int) -> None:
@@ -184,7 +188,10 @@ class VirtualPeer(Process):
 
     def _obey(self, verdict: Verdict) -> None:
         self.steps_in_round = self.tokens_in_round = 0
+        while self.round < self.world.machines.rounds_before(self.round, verdict):
+            self._pass_round()
         if verdict.outcome == "skipped":
+            self._pass_round()
             self._after_verdict(verdict)
         else:
             self.world.after(self.world.rng.uniform(0.0, 0.3), self, lambda: self._apply(verdict))
@@ -194,9 +201,16 @@ class VirtualPeer(Process):
             return
         self.world.history.peer_applies(self.peer, self.version, verdict)
         self.version += 1
-        self.digest = next_digest(self.digest, verdict.contributions, verdict.digest)
+        self.digest = next_digest(self.digest, self.run_step, verdict.contributions, verdict.digest)
+        self._pass_round()
+        if self.sound:
+            self.world.history.peer_applied(self.peer, self.version, self.digest)
         self._say(Applied(self.version, self.digest))
         self._after_verdict(verdict)
+
+    def _pass_round(self) -> None:
+        self.round += 1
+        self.run_step += steps_of_round(self.run_step)
 
     def _after_verdict(self, verdict: Verdict) -> None:
         if verdict.ends or self.version >= self.world.target_version:

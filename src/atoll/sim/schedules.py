@@ -164,6 +164,7 @@ def flip_bit(world: World) -> None:
     if processes := living(world):
         process = world.rng.choice(processes)
         process.digest += "!"
+        process.sound = False
         world.note(process.name, "bit flips", process.digest)
 
 
