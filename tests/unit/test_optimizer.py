@@ -331,3 +331,13 @@ def test_a_state_saved_inside_a_round_goes_on_inside_it(tmp_path: Path) -> None:
         optimizer.load_state_dict(saved)
         assert (session.step, optimizer.outer.work.steps, optimizer.outer.work.tokens) == (3, 3, 21)
         assert train(session, optimizer, model) == pytest.approx(GOLDEN_ALONE, abs=1e-5)
+
+
+def test_a_round_without_a_finite_loss_ends_the_peer(tmp_path: Path) -> None:
+    def train_on_nan() -> None:
+        with lone(tmp_path, Quadratic(), steps=50) as (_, optimizer):
+            for _ in range(5):
+                optimizer.step(tokens=0, loss=float("nan"))
+
+    with pytest.raises(atoll.errors.Diverged, match="none of the 5 inner steps since version 0"):
+        train_on_nan()

@@ -13,7 +13,7 @@ from atoll.clock import Clock
 from atoll.diloco.outer import OuterState
 from atoll.diloco.round import RoundReport, Rounds, Work
 from atoll.diloco.schedule import OuterSchedule, RoundShape
-from atoll.errors import QuorumLost
+from atoll.errors import Diverged, QuorumLost
 from atoll.events import Event, RoundApplied
 from atoll.state.tensors import ModelTensors
 
@@ -90,6 +90,11 @@ class OuterLoop:
         early = self._steps_in_round < self._shape.inner_steps
         self._tensors.subtract_from(self.state.anchor, self._delta)
         report = self._rounds.run(self._delta, self.work)
+        if self.work.steps and self.work.bad_losses == self.work.steps:
+            raise Diverged(
+                f"none of the {self.work.steps} inner steps since version {report.version} had a finite loss; "
+                "start again with a smaller inner.lr, or look for bad rows in the data"
+            )
         adopting_s = self._clock.now_s()
         if report.ends:
             self.ended = report.end_reason or report.reason

@@ -44,6 +44,7 @@ class Work:
     tokens: int = 0
     loss_sum: float = 0.0
     losses: int = 0
+    bad_losses: int = 0
     positions: tuple[tuple[int, int], ...] = ()
 
     def add(self, tokens: int, loss: float | None) -> None:
@@ -52,6 +53,8 @@ class Work:
         if loss is not None and math.isfinite(loss):
             self.loss_sum += loss
             self.losses += 1
+        elif loss is not None:
+            self.bad_losses += 1
 
     @property
     def mean_loss(self) -> float:
