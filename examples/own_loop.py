@@ -1,11 +1,11 @@
 """Your own model and your own loop, on several machines.
 
-Make a token once; start a coordinator in one terminal and this script in two more:
+With a coordinator for the run "own-loop" (README has the commands), start this script in two terminals:
 
-    (umask 077; python -c "import secrets; print(secrets.token_hex(16))" > own-loop.token)
-    export ATOLL_TOKEN_FILE=own-loop.token       # in each of the three terminals
-    atoll coordinator --run own-loop --bind 127.0.0.1:7070 --set membership.start_peers=2
-    python examples/own_loop.py 127.0.0.1:7070
+    export ATOLL_TOKEN_FILE=runs/token
+    python examples/own_loop.py [HOST:PORT]      # of the coordinator; default 127.0.0.1:7070
+
+Both print the same digest at the end.
 """
 
 from __future__ import annotations

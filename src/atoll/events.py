@@ -1,12 +1,14 @@
 """Everything that happens, as past-tense values given to sinks.
 
 An event is a frozen struct; its class name is its `type` on disk. `wall_time_s` (Unix time) and `source` (a peer
-id, or "coordinator") are added by the `EventLog`. Sinks must not raise and must not block for long: training waits
-for them. The JSON-lines file is always there; console, plots and dashboards are folds over the same events.
+id, or "coordinator") are added by the `EventLog`. Sinks must not block for long: training waits for them. What a
+sink raises ends this process's part in the run, so it is LocalError, and only for a record that cannot be kept. The
+JSON-lines file is always there; console, plots and dashboards are folds over the same events.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from atoll.errors import LocalError
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="type", tag=True):
@@ -225,19 +229,43 @@ class EventLog:
 
 
 class JsonLinesSink:
-    """Appends events to a file, one JSON object a line, one write a line (so a killed process leaves whole lines)."""
+    """Appends events to a file, one JSON object a line, one write a line (so a killed process leaves whole lines).
+
+    For one thread. Raises LocalError (no space, no permission) once; the line that did not fit is taken back, and
+    the sink is silent from then on, so that whoever catches the error can still say goodbye.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._path = path
         self._encoder = msgspec.json.Encoder()
+        self._broken = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._in_the_way(error) from None
 
     def __call__(self, wall_time_s: float, source: str, event: Event) -> None:
+        if self._broken:
+            return
         line = {"wall_time_s": wall_time_s, "source": source, "event": event}
-        os.write(self._fd, self._encoder.encode(line) + b"\n")
+        rest = memoryview(self._encoder.encode(line) + b"\n")
+        begin = os.fstat(self._fd).st_size
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            self._broken = True
+            with contextlib.suppress(OSError):  # a device has no length
+                os.ftruncate(self._fd, begin)
+            raise self._in_the_way(error) from None
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _in_the_way(self, error: OSError) -> LocalError:
+        reason = (error.strerror or str(error)).lower()
+        return LocalError(f"cannot write events to {self._path}: {reason}; make room there or set local.out")
 
 
 def event_types() -> dict[str, type[Event]]:

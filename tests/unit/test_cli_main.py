@@ -137,7 +137,10 @@ def test_a_folder_that_cannot_be_written_is_exit_3(
     (tmp_path / "file").write_text("")
     code, (line,) = refused(capsys, "coordinator", "--run", "r", "--out", "file/folder")
     assert code == 3
-    assert line == "atoll: error: file/folder: not a directory; is there space, and permission?"
+    assert line == (
+        "atoll: error: cannot write events to file/folder/coordinator.jsonl: not a directory; "
+        "make room there or set local.out"
+    )
 
 
 def test_config_show_prints_what_loads_back_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +152,21 @@ def test_config_show_prints_what_loads_back_equal(tmp_path: Path, capsys: pytest
 def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "schema"]) == 0
     assert "outer" in json.loads(capsys.readouterr().out)["properties"]
+
+
+@pytest.mark.parametrize(("place", "code"), [("| head -1", 0), ("> /dev/full", 3)])
+def test_what_a_command_is_for_is_kept_or_not_wanted(tmp_path: Path, place: str, code: int) -> None:
+    script = f'set -o pipefail; "{sys.executable}" -m atoll config show {place}'
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == code
+    assert ended.stderr == (
+        "atoll: error: cannot write to stdout: no space left on device; make room, or choose another file\n"
+        if code
+        else ""
+    )
 
 
 @pytest.mark.fault
@@ -170,7 +188,9 @@ def test_a_coordinator_ends_politely_on_a_signal(tmp_path: Path, signum: signal.
     assert time.monotonic() - began_s < 10
     host, port = parse_address(address)
     socket.create_server((host, port)).close()  # the port is free again
-    everything = "".join(said) + process.stdout.read() + (tmp_path / "c" / "coordinator.jsonl").read_text()
+    with process.stdout:
+        said.append(process.stdout.read())
+    everything = "".join(said) + (tmp_path / "c" / "coordinator.jsonl").read_text()
     assert TOKEN not in everything
     assert f'"exit_code":{code}' in everything
 

@@ -53,7 +53,8 @@ def test_merged_lines_are_those_that_were_written(tmp_path: Path) -> None:
         two(2.0 * number + 1, "two", events.PeerKilled("peer", "SIGKILL"))
     one.close()
     two.close()
-    (tmp_path / "two.jsonl").open("ab").write(b'{"wall_time_s":9')
+    with (tmp_path / "two.jsonl").open("ab") as torn:
+        torn.write(b'{"wall_time_s":9')
     merged = merge_events(tmp_path)
     lines = merged.read_bytes().splitlines(keepends=True)
     assert [json.loads(line)["source"] for line in lines] == ["one", "two"] * 3

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from atoll.cli.options import Assignments
+from atoll.cli.output import deliver
 from atoll.config.dump import to_toml
 from atoll.config.load import load
 from atoll.config.schema import RunConfig
@@ -29,11 +29,11 @@ def show(
 
         atoll config show recipes/laptop.toml --set outer.inner_steps=50
     """
-    sys.stdout.write(to_toml(load(run_toml, set_ or [])))
+    deliver(to_toml(load(run_toml, set_ or [])))
     return 0
 
 
 def schema() -> int:
     """Print the JSON Schema of RUN.toml, for editors: every key, its type, bounds, default and meaning."""
-    print(json.dumps(RunConfig.model_json_schema(), indent=2))
+    deliver(json.dumps(RunConfig.model_json_schema(), indent=2) + "\n")
     return 0

@@ -60,13 +60,9 @@ def coordinator(
     folder = out or Path(config.local.out) / config.run.name
     flat = flatten(config) if run_toml else None
     console = Console(highlight=False)
-    sink = JsonLinesSink(folder / "coordinator.jsonl")
-    printer = EventPrinter(console)
-    events = EventLog("coordinator", sink, printer)
     host, port = parse_address(bind)
-    events.emit(
-        RunStarted("coordinator", config.run.name, settings_digest(flat) if flat else "", os.getpid())
-    )
+    sink = JsonLinesSink(folder / "coordinator.jsonl")
+    events = EventLog("coordinator", sink, EventPrinter(console))
     log.to_stderr("WARNING")
     from atoll.membership.server import serve  # the web server is slow to import; no other command needs it
 
@@ -95,14 +91,18 @@ def coordinator(
 
     code, reason = 1, "it failed"
     try:
+        digest = settings_digest(flat) if flat else ""
+        events.emit(RunStarted("coordinator", config.run.name, digest, os.getpid()))
         code, reason = asyncio.run(serve_until_stopped())
         return code
     except (Stopped, AtollError) as error:
         code, reason = error.exit_code, str(error)
         raise
     finally:
-        events.emit(RunEnded(reason=reason, exit_code=code))
-        sink.close()
+        try:
+            events.emit(RunEnded(reason=reason, exit_code=code))
+        finally:
+            sink.close()
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from atoll.cli.demo_report import json_report, num_parameters, sample, text_report
 from atoll.cli.demo_run import demo_config
 from atoll.cli.local_run import LocalRun, fresh_name
+from atoll.cli.output import deliver
 from atoll.dashboard.console import Display, Goal, Nothing, PlainLines, Screen
 from atoll.dashboard.plot import loss_plot
 from atoll.dashboard.summary import summarise
@@ -49,8 +50,9 @@ def demo(
         atoll demo --peers 2 --seconds 20 --no-kill --json
 
     With --json: val_loss_before and val_loss_after (nats per byte), tokens, rounds, peers_lost (names),
-    bytes_sent_per_peer, bytes_data_parallel (what each peer would have sent in plain data-parallel training
-    of the same steps), compute_utilisation (0 to 1), digests_equal, run_dir.
+    bytes_sent_per_peer (to other peers, counted at the sockets: the mean of those that were there to the
+    end; what is said to the coordinator is not in it), bytes_data_parallel (what each peer would have sent
+    in plain data-parallel training of the same steps), compute_utilisation (0 to 1), digests_equal, run_dir.
 
     Exit codes: 0 done; 2 usage; 3 this machine; 4, 6 the run broke; 7 peers disagree; 130/143 stopped.
     """
@@ -73,7 +75,7 @@ def demo(
     plot = run.folder / "loss.svg"
     plot.write_text(loss_plot(run.seen, f"{peers} peers, one model: Python's standard library, byte by byte"))
     if json:
-        print(jsonlib.dumps(json_report(summary, run.folder)))
+        deliver(jsonlib.dumps(json_report(summary, run.folder)) + "\n")
     else:
         console.print(
             text_report(summary, run.folder, sample(model, config.model)), markup=False, soft_wrap=True

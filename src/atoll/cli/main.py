@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ from atoll.cli import config
 from atoll.cli.coordinator import coordinator
 from atoll.cli.demo import demo
 from atoll.cli.launch import launch
+from atoll.cli.output import outlive_readers
 from atoll.cli.signals import Stopped, stopped_by_signals
 from atoll.cli.train import train
 from atoll.errors import AtollError, ConfigError, LocalError
@@ -67,9 +67,6 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(ConfigError(f"{_one_line(error)} (see atoll --help)"))
     except AtollError as error:
         return _complain(error)
-    except BrokenPipeError:  # whoever read our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         if error.filename is None:
             raise
@@ -82,6 +79,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The `atoll` command."""
+    outlive_readers()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -82,14 +82,17 @@ def open_session(
         on_session_key=slot.renew_key,
         wait_s=wait_s,
     )
+    file: JsonLinesSink | None = None
     try:
         admission = member.connect()
         file = JsonLinesSink(out / f"{peer}.jsonl") if out is not None else None
+        events = EventLog(peer, *([file] if file else []), *sinks)
+        events.emit(RunStarted(role="peer", run=run, settings_digest=settings_digest, pid=os.getpid()))
     except BaseException:
         member.close()
+        if file is not None:
+            file.close()
         raise
-    events = EventLog(peer, *([file] if file else []), *sinks)
-    events.emit(RunStarted(role="peer", run=run, settings_digest=settings_digest, pid=os.getpid()))
     return Session(
         run=run,
         peer=peer,

@@ -7,7 +7,6 @@ belong to `membership.client` and to the engine, and end with `close()`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.round import Rounds
 from atoll.diloco.schedule import OuterSchedule
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import ConfigError
 from atoll.events import EventLog, RunEnded
 from atoll.membership.client import Admission, Member
 from atoll.membership.messages import Declare, Scalar, View
@@ -259,10 +258,11 @@ class Session:
             0 if error is None else int(getattr(error, "exit_code", 130 if kind is KeyboardInterrupt else 1))
         )
         done, reason = (False, str(error) or type(error).__name__) if error is not None else self._goodbye()
-        with contextlib.suppress(AtollError):
+        try:
             self.leave(reason, done=done)
-        self.events.emit(RunEnded(reason=reason, exit_code=code))
-        self.close()
+            self.events.emit(RunEnded(reason=reason, exit_code=code))
+        finally:
+            self.close()
 
     # ---- details -----------------------------------------------------------------------------------------------------
 
