@@ -64,6 +64,20 @@ def test_second_peer_managed_two_of_five_steps(tmp_path: Path, weights: str, exp
     check(swarm, expected)
 
 
+def test_second_peer_is_cut_off_by_the_deadline(tmp_path: Path) -> None:
+    """Policy `deadline`: the first peer is a quorum and ready, the second made 2 of 5 steps when the round closes."""
+    swarm = Swarm(tmp_path, start_peers=2, min_peers=1, policy="deadline", grace_s=2.0)
+    with swarm:
+        # The first takes a second for its steps: with grace_s, ample time for the second's two.
+        swarm.quadratic("a", 1, "--rounds", 2, "--round-s", 1)
+        swarm.quadratic("b", 3, "--rounds", 2, "--steps-made", 2, "--wait-for-freeze")
+        swarm.finish_well()
+    check(swarm, [0.605635, 1.190121])
+    assert [event["weights"] for event in swarm.events("RoundCommitted")] == [[5, 2], [5, 2]]
+    assert [row["contributors"] for row in swarm.peers["b"].rounds()] == [["a", "b"]] * 2
+    swarm.assert_one_history()
+
+
 @pytest.mark.parametrize("weights", ["equal", "tokens"])
 def test_second_peer_managed_no_step(tmp_path: Path, weights: str) -> None:
     swarm = run(tmp_path, [1, 3], "--rounds", 2, "--weights", weights, extra={1: ["--steps-made", 0]})

@@ -25,7 +25,7 @@ QUADRATIC = Path(__file__).with_name("quadratic_peer.py")
 # Tests wait as long as the hard cases say they must be able to.
 FAST = {
     "heartbeat_s": 0.5,
-    "dead_s": 3.0,
+    "dead_s": 5.0,
     "attempt_s": 8.0,
     "vote_s": 8.0,
     "connect_s": 10.0,
@@ -103,6 +103,10 @@ class Swarm:
         log.close()
         self.coordinator = process
         return process
+
+    def kill_coordinator(self) -> None:
+        self.coordinator.send_signal(signal.SIGKILL)
+        self.coordinator.wait(timeout=10)
 
     def restart_coordinator(self) -> None:
         """Start it again on the same address and journal; the old one must have ended."""

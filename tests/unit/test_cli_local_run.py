@@ -94,7 +94,9 @@ def test_a_run_to_its_end(tmp_path: Path) -> None:
     assert views
     assert {peer.state for peer in run.view.peers} == {"done"}
     assert run.view.peer("peer-1").step == 10
-    times = [json.loads(line)["wall_time_s"] for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    times = [
+        json.loads(line)["wall_time_s"] for line in (run.folder / "events.jsonl").read_text().splitlines()
+    ]
     assert times == sorted(times)
     assert len(times) == len(run.seen)
     assert load(run.folder / "config.toml", [], {}).run.name == run.folder.name
