@@ -242,7 +242,7 @@ class Attendant:
             case steps.CloseConnection():
                 self._closing = asyncio.create_task(self._link.close())
             case steps.Fail(kind, reason):
-                also = f" (last: {self._missed})" if kind == "unreachable" and self._missed else ""
+                also = f" ({self._who.address}: {self._missed or 'silent'})" if kind == "unreachable" else ""
                 self._end(_FAILURES[kind](reason + also))
             case _:
                 raise AssertionError(f"not an effect of a member: {effect!r}")
