@@ -39,6 +39,7 @@ from atoll.config.schema import (
 from atoll.plan.grid import Grid
 from atoll.train.build import load_corpus
 from atoll.train.simulated import simulate_run
+from quality_curve import curve_plot
 
 GLOBAL_BATCH = 32
 SEQ_LEN = 64
@@ -121,6 +122,11 @@ def main() -> None:
         run_all(args)
     rows = finished(args.out)
     (args.out.parent / "README.md").write_text(report(rows))
+    names = sorted(rows, key=lambda name: (not name.startswith("dp"), name))
+    shown = [rows[name] for name in names if name.endswith("-0") and rows[name]["kind"] != "tune"]
+    if shown:
+        title = f"{shown[0]['tokens'] / 1e6:.1f} M bytes, one seed: data-parallel and DiLoCo"
+        (args.out.parent / "curve.svg").write_text(curve_plot(shown, title))
     print(report(rows))
 
 
@@ -225,12 +231,38 @@ def report(rows: dict[str, dict[str, Any]]) -> str:
             if found:
                 lines.append(table_row(f"DiLoCo, {m} peer{'s' * (m > 1)}, {codec}", found, dp, seeds))
     lines += ["", "int8 against fp32, paired by seed (nats): " + "; ".join(paired(rows, seeds)) + "."]
+    lines += ["", targets(rows, dp, seeds)]
+    lines += ["", "![Validation loss against inner steps](curve.svg)"]
     lines += [
         "",
         "Bytes are for many peers (2 bytes-of-vector a round, each way); with N peers (N-1)/N of it.",
         "",
     ]
     return "\n".join(lines)
+
+
+def targets(rows: dict[str, dict[str, Any]], dp: dict[int, Any], seeds: list[int]) -> str:
+    """What was asked of this benchmark, and whether the finished runs show it."""
+    found = []
+    four = [
+        rows[f"diloco-4-int8-{s}"]["loss"] / dp[s]["loss"] - 1 for s in seeds if f"diloco-4-int8-{s}" in rows
+    ]
+    if four:
+        gap = statistics.mean(four)
+        found.append(f"4 peers (int8) within 1 % of data-parallel: {gap:+.2%}, {verdict(gap <= 0.01)}")
+    for m in PEERS:
+        pairs = [(rows.get(f"diloco-{m}-int8-{s}"), rows.get(f"diloco-{m}-fp32-{s}")) for s in seeds]
+        differences = [a["loss"] - b["loss"] for a, b in pairs if a and b]
+        if differences:
+            mean = statistics.mean(differences)
+            found.append(
+                f"{m} peer{'s' * (m > 1)}, int8 within 0.003 of fp32: {mean:+.4f}, {verdict(abs(mean) <= 0.003)}"
+            )
+    return "Asked for: " + "; ".join(found) + f" ({len(seeds)} seed{'s' * (len(seeds) > 1)})."
+
+
+def verdict(reached: bool) -> str:
+    return "reached" if reached else "not reached"
 
 
 def table_row(name: str, found: dict[int, Any], dp: dict[int, Any], seeds: list[int]) -> str:
