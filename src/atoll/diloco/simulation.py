@@ -34,7 +34,7 @@ class VirtualPeer(Protocol):
 
 @dataclass(frozen=True)
 class SimulatedRound:
-    """What a round did: who contributed (by index) with which weights, and the bytes each peer would have sent."""
+    """What a round did: who contributed (by index), with which weights, and the digest of the state after it."""
 
     round: int
     step: int
