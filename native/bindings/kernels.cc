@@ -45,7 +45,9 @@ void check_size(const char* what, std::size_t got, const char* whose, std::size_
 struct Grid {
   Grid(std::string_view name, const ConstInts& starts) : boundaries(starts.data(), starts.size()) {
     const auto found = find_codec(name);
-    if (!found) throw bad_value("unknown codec '" + std::string(name) + "'; known: fp32, int8");
+    if (!found) {
+      throw bad_value("unknown codec '" + std::string(name) + "'; known: " + codec_names());
+    }
     if (!valid_boundaries(boundaries)) {
       throw bad_value("boundaries must begin with 0 and never decrease");
     }
@@ -79,6 +81,28 @@ void decode(std::string_view codec, ConstInts boundaries, ConstBytes data, Float
   grid.check_values("out", out.size());
   const nb::gil_scoped_release unlocked;
   decode_range(grid.codec, grid.boundaries, 0, grid.numel(), data.data(), out.data());
+}
+
+bool encode_fed(std::string_view codec, ConstInts boundaries, ConstFloats delta,
+                ConstFloats residual, double beta, Bytes out) {
+  const Grid grid(codec, boundaries);
+  grid.check_values("delta", delta.size());
+  grid.check_values("residual", residual.size());
+  grid.check_wire("out", out.size());
+  const nb::gil_scoped_release unlocked;
+  return encode_range_with_feedback(grid.codec, grid.boundaries, 0, grid.numel(), delta.data(),
+                                    residual.data(), static_cast<float>(beta), out.data());
+}
+
+void move_residual(std::string_view codec, ConstInts boundaries, ConstFloats delta, double beta,
+                   ConstBytes data, Floats residual) {
+  const Grid grid(codec, boundaries);
+  grid.check_values("delta", delta.size());
+  grid.check_values("residual", residual.size());
+  grid.check_wire("data", data.size());
+  const nb::gil_scoped_release unlocked;
+  update_residual(grid.codec, grid.boundaries, 0, grid.numel(), delta.data(),
+                  static_cast<float>(beta), data.data(), residual.data());
 }
 
 void check_weights(const std::vector<std::uint64_t>& weights) {
@@ -116,13 +140,6 @@ void step(Floats anchor, Floats velocity, ConstFloats mean, double lr, double mo
   outer_step({anchor.data(), anchor.size()}, {velocity.data(), velocity.size()},
              {mean.data(), mean.size()},
              {static_cast<float>(lr), static_cast<float>(momentum), nesterov});
-}
-
-void difference(ConstFloats anchor, ConstFloats local, Floats out) {
-  check_size("local", local.size(), "anchor", anchor.size());
-  check_size("out", out.size(), "anchor", anchor.size());
-  const nb::gil_scoped_release unlocked;
-  subtract({anchor.data(), anchor.size()}, {local.data(), local.size()}, {out.data(), out.size()});
 }
 
 double norm(ConstFloats values) {
@@ -182,11 +199,14 @@ void bind_kernels(nb::module_& m) {
 
   m.def("encode", encode, "codec"_a, as_it_is("boundaries"), as_it_is("values"), as_it_is("out"));
   m.def("decode", decode, "codec"_a, as_it_is("boundaries"), as_it_is("data"), as_it_is("out"));
+  m.def("encode_with_feedback", encode_fed, "codec"_a, as_it_is("boundaries"), as_it_is("delta"),
+        as_it_is("residual"), "beta"_a, as_it_is("out"));
+  m.def("update_residual", move_residual, "codec"_a, as_it_is("boundaries"), as_it_is("delta"),
+        "beta"_a, as_it_is("data"), as_it_is("residual"));
   m.def("weighted_mean", weighted_mean, "codec"_a, as_it_is("boundaries"),
         as_it_is("contributions"), "weights"_a, as_it_is("out"));
   m.def("outer_step", step, as_it_is("anchor"), as_it_is("velocity"), as_it_is("mean"), "lr"_a,
         "momentum"_a, "nesterov"_a);
-  m.def("subtract", difference, as_it_is("anchor"), as_it_is("local"), as_it_is("out"));
   m.def("squared_norm", norm, as_it_is("values"));
   m.def("digest_pieces", pieces, as_it_is("values"), "start"_a, "piece"_a);
   m.def("digest_bytes", fingerprint, as_it_is("data"));

@@ -1,8 +1,11 @@
-// Who is connected: the listening socket, hellos under way, and one link per other node.
+// Who is connected: the listening socket, hellos under way, and the links with every other node.
 //
-// Of two nodes the lower name dials and the other accepts. A link stays up between ops. A newer
-// authenticated connection of the same node replaces the older one: its peer has restarted, or gave
-// the old one up.
+// Of two nodes the lower name dials and the other accepts, as many links as are wanted. Where that
+// does not work out within a second, the other end dials too. Links stay up between ops.
+//
+// A node is lost when no link with it is left and none can be had: because it refuses, or because
+// the patience is over. So a link that breaks costs a running op only time. After the last one
+// both ends dial: a process that is gone is found by its refusal within milliseconds.
 //
 // Owner: the Engine. Threads: the loop's, except listen() before it runs and the atomics of
 // Counters, from any. Failure: nothing here fails as a whole; what happens to one node is told to
@@ -15,16 +18,21 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "engine/bucket.h"
 #include "engine/clock.h"
 #include "engine/hello.h"
 #include "engine/link.h"
 #include "engine/loop.h"
+#include "engine/pace.h"
 #include "engine/pool.h"
 #include "engine/socket.h"
+#include "engine/stream.h"
+#include "engine/tls.h"
 
 namespace atoll_core::engine {
 
@@ -33,8 +41,9 @@ struct Counters {
   std::atomic<std::uint64_t> received_bytes{0};
   std::atomic<std::uint64_t> connections{0};     // links that are up
   std::atomic<std::uint64_t> refused_hellos{0};  // accepted sockets that never proved themselves
-  std::atomic<std::uint64_t> dropped_frames{
-      0};  // for ops that are unknown, over, or under another plan
+  std::atomic<std::uint64_t> broken_links{0};    // links that did not end by close()
+  // Frames for ops that are unknown, over, or under another plan.
+  std::atomic<std::uint64_t> dropped_frames{0};
   std::atomic<std::uint64_t> open_fds{0};
 };
 
@@ -43,16 +52,32 @@ class ConnectionsClient {
   virtual ~ConnectionsClient() = default;
   // `hello_sent`, `hello_received`: bytes that it took to get there.
   virtual void on_link_up(Link& link, std::size_t hello_sent, std::size_t hello_received) = 0;
-  // The link broke, or could not be had.
-  virtual void on_link_lost(const NodeName& node, const std::string& reason) = 0;
+  // It broke and is about to go; `left`: the oldest of the node's other links, or null.
+  virtual void on_link_lost(const Link& link, Link* left) = 0;
+  // No link is left and none can be had, for now.
+  virtual void on_node_lost(const NodeName& node, const std::string& reason) = 0;
+  // Another engine took the node's place; it knows nothing of what went on with the older one.
+  virtual void on_node_restarted(const NodeName& node) = 0;
+  // A running op has business with the node.
+  virtual bool needs(const NodeName& node) const = 0;
+};
+
+struct ConnectionsOptions {
+  // In bytes per second over all links together; 0: no limit.
+  double max_up = 0;
+  double max_down = 0;
+  Clock::duration connect_timeout;  // for a connection and its hello
+  Clock::duration patience;         // without any link, until a node is lost
+  SocketOptions socket;
 };
 
 class Connections {
  public:
   static constexpr std::size_t kMaxPendingHellos = 64;
+  static constexpr unsigned kMaxConnections = 64;  // with one node
 
   Connections(Loop& loop, Pool& pool, Counters& counters, Credentials credentials,
-              Seconds connect_timeout);
+              ConnectionsOptions options, std::unique_ptr<Tls> tls);
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
@@ -63,16 +88,32 @@ class Connections {
 
   void set_session_key(std::vector<std::uint8_t> key) { credentials_.session_key = std::move(key); }
 
-  // Sees to it that there is a link, if this end is the one that dials. The client hears of success
-  // and failure, from flush() or an event; from here only of links that are given up because the
-  // node has moved.
-  void want(const NodeName& node, const std::string& host, std::uint16_t port);
-  // Null while there is none.
+  // Sees to it that there are so many links while the client needs the node; those above stay. The
+  // client hears of what comes of it from flush(), a tick or an event; from here only of links that
+  // are given up because the node has moved.
+  void want(const NodeName& node, const std::string& host, std::uint16_t port,
+            unsigned connections);
+  // For frames without payload: one that is not busy, else the oldest; null while there is none.
   Link* link(const NodeName& node);
+  template <class F>
+  void for_each_link(const NodeName& node, const F& call);
+  // When any byte came from the node, or its newest link; Time::min() if there is no link.
+  Time last_received(const NodeName& node) const;
+  // The smallest round trip that the system has seen on its links lately; 0 if unknown.
+  Seconds round_trip(const NodeName& node) const;
+  // An op with the node has ended: what its links carried meanwhile sets how fast they send.
+  void op_ended(const NodeName& node);
+  // What want() was told last; 0 if nothing was.
+  unsigned wanted(const NodeName& node) const;
+  // Asks for a sign of life, and gives one, unless bytes have just moved both ways.
+  void keep_alive(const NodeName& node, const Frame& ping, Time now);
+  // Gives up all links with a node that does not answer any more.
+  void drop(const NodeName& node);
 
   bool on_event(Token token, std::uint32_t events);
   void on_tick(Time now);
   bool has_timed_work() const;
+  bool has_more_work() const { return !buffered_.empty(); }
   // Dials who is due, and sends what links have to send.
   void flush();
   bool all_sent() const;
@@ -82,33 +123,55 @@ class Connections {
  private:
   static constexpr Token kListener = 0;
 
+  // A link and what the loop knows of it.
+  struct Slot {
+    Slot(Token given, std::unique_ptr<Stream> stream, const NodeName& remote, LinkClient& client,
+         Time now)
+        : token(given), link(given, std::move(stream), remote, client, now) {}
+    Token token;
+    Link link;
+    bool watching_out = false;
+    bool paused = false;              // nothing is read until the rate allows it
+    std::uint64_t delivered_bytes{};  // as the system said last
+  };
+
+  // When to dial a node, and where.
+  struct Dialling {
+    Time next_try = Time::max();
+    unsigned under_way = 0;
+    unsigned failures = 0;  // in a row; also links that broke soon
+    bool resolving = false;
+    std::vector<Address> addresses;
+    std::size_t next_address = 0;
+    std::string last_error;
+  };
+
   struct Neighbour {
     NodeName name;
     std::string host;
     std::uint16_t port = 0;
-    std::unique_ptr<Link> link;
-    Token token = 0;
-    bool watching_out = false;
-
-    // Dialling: from want() until there is a link or `give_up_at`.
-    bool dialling = false;
-    std::vector<Address> addresses;
-    std::size_t next_address = 0;
-    Time give_up_at;
-    Time retry_at;  // Time::max() while a try is under way
-    Clock::duration backoff{};
+    unsigned wanted = 0;                       // 0: nobody has asked for it yet
+    std::uint64_t instance = 0;                // of the engine that the links lead to
+    std::vector<std::unique_ptr<Slot>> links;  // oldest first
+    Dialling dialling;
+    Time lost_at = Time::max();  // if there is no link by then
+    std::string broke;           // why the last link broke
+    std::string origin;          // the address from where the node last called us
+    Time pinged_at{};
+    Pace pace;
+    Time paced_at{};                  // when the pace was told last
+    std::uint64_t delivered_bytes{};  // by all links that ever were
   };
 
   struct Pending {
-    Fd fd;
+    std::unique_ptr<Stream> stream;
     std::unique_ptr<Hello> hello;
     bool connecting = false;  // a dial that is not through yet
     bool dialled = false;
-    NodeName target;  // if dialled
+    bool shaken = false;  // the stream's handshake is done
+    NodeName target;      // if dialled
     Time expires_at;
     std::vector<std::uint8_t> heard;
-    std::size_t sent_bytes = 0;
-    std::size_t received_bytes = 0;
   };
 
   // In hellos.cc: until there is a link.
@@ -116,20 +179,44 @@ class Connections {
   void add_pending(Fd fd, Role role, const NodeName& target);
   void evict_oldest_stranger();
   void advance(Token token, Pending& pending, std::uint32_t events);
+  Status go_on(Pending& pending);
   Status hear(Pending& pending);
   Status say(Pending& pending, const std::vector<std::uint8_t>& bytes);
   void adopt(Token token);
-  void drop_pending(Token token, const std::string& reason);
+  void drop_pending(Token token, const Status& why);
+  void count_bytes(const Stream& stream);
 
-  void try_dial(Neighbour& neighbour);
+  // In dialling.cc: who is dialled when, and when a node is lost.
+  bool we_dial_first(const NodeName& node) const { return credentials_.self < node; }
+  unsigned missing(const Neighbour& neighbour) const;
+  void schedule(Neighbour& neighbour, Clock::duration delay);
+  void dial(Neighbour& neighbour);
+  void dial_once(Neighbour& neighbour);
   void resolved(const NodeName& node, const Status& status, std::vector<Address> addresses);
   void dial_failed(Neighbour& neighbour, const std::string& reason, bool final);
+  void link_came(Neighbour& neighbour);
+  void link_broke(Neighbour& neighbour, Clock::duration lived);
+  bool is_final_word(const Neighbour& neighbour) const;
+  void give_up(Neighbour& neighbour);
+  void watch_patience(Neighbour& neighbour, Time now);
 
-  // In connections.cc: from then on.
-  void on_link_event(Neighbour& neighbour, std::uint32_t events);
-  void close_link(Neighbour& neighbour);
-  void lose_link(Neighbour& neighbour, const std::string& reason);
-  void flush_link(Neighbour& neighbour, Time now);
+  // In pacing.cc: how fast links send.
+  static void keep_pace(const Neighbour& neighbour);
+  static Seconds tell_pace(Neighbour& neighbour, Time now);
+  void watch_pace(Neighbour& neighbour, Time now);
+
+  // In connections.cc: links.
+  void on_link_event(Token token, std::uint32_t events);
+  void flush_node(Neighbour& neighbour, Time now);
+  bool flush_link(Neighbour& neighbour, Slot& slot, Time now);
+  void read_link(Neighbour& neighbour, Slot& slot, bool failing, Time now);
+  void read_buffered(Time now);
+  void resume(Time now);
+  void watch(const Slot& slot);
+  void remove(Neighbour& neighbour, const Slot& slot, const std::string& reason);
+  void lose_link(Neighbour& neighbour, const Slot& slot, const std::string& reason);
+  void lose_all(Neighbour& neighbour, const std::string& reason);
+  void make_room(Neighbour& neighbour);
   Neighbour& neighbour_of(const NodeName& node);
   void count_fds();
 
@@ -137,16 +224,29 @@ class Connections {
   Pool& pool_;
   Counters& counters_;
   Credentials credentials_;
-  Clock::duration connect_timeout_;
+  ConnectionsOptions options_;
+  std::unique_ptr<Tls> tls_;  // null: plain sockets
   ConnectionsClient* client_ = nullptr;
   LinkClient* link_client_ = nullptr;
 
   Fd listener_;
-  bool accepting_ = true;  // false after running out of descriptors, until the next tick
+  bool accepting_ = true;     // false after running out of descriptors, until the next tick
+  std::string accept_error_;  // the last such
   Token next_token_ = 1;
   std::map<Token, Pending> pending_;  // oldest first
   std::map<NodeName, Neighbour> neighbours_;
-  std::unordered_map<Token, Neighbour*> links_;
+  std::unordered_map<Token, std::pair<Neighbour*, Slot*>> links_;
+  std::set<Token> buffered_;  // links that may have bytes of which epoll does not tell
+  Bucket up_;
+  Bucket down_;
+  NodeName last_served_;  // when the rate allowed no more: the others come first now
 };
+
+template <class F>
+void Connections::for_each_link(const NodeName& node, const F& call) {
+  const auto at = neighbours_.find(node);
+  if (at == neighbours_.end()) return;
+  for (const auto& slot : at->second.links) call(slot->link);
+}
 
 }  // namespace atoll_core::engine

@@ -7,8 +7,9 @@
 namespace atoll_core::engine {
 namespace {
 
-constexpr Clock::duration kPingAfter = std::chrono::milliseconds(250);
+constexpr std::size_t kRememberedEnds = 256;
 constexpr Clock::duration kSilent = std::chrono::seconds(1);  // four pings
+constexpr Clock::duration kPaused = std::chrono::seconds(1);  // many ticks
 
 std::string seconds(Clock::duration duration) {
   char text[32];
@@ -21,15 +22,37 @@ std::string seconds(Clock::duration duration) {
 // ---- time ----
 
 void Transfers::on_tick(Time now) {
+  if (now - last_tick_ > kPaused) awake_since_ = now;
+  last_tick_ = now;
   std::vector<Transfer*> all;
   for (auto& [op, transfer] : running_) all.push_back(transfer.get());
   for (Transfer* transfer : all) {
     if (transfer->expires_at <= now) {
       expire(*transfer, now);
-    } else if (check_connected(*transfer, now)) {
+    } else {
       keep_alive(*transfer, now);
     }
   }
+  for (const NodeName& node : silent_nodes(now)) {
+    connections_.drop(node);
+    on_node_lost(node, "nothing came from it for " + seconds(progress_timeout_) +
+                           ", not even an answer: it is frozen, or cut off");
+  }
+}
+
+// Where there are links, bytes must come: every engine answers pings, whatever it knows of an op.
+// Nodes without links have the patience of Connections.
+std::vector<NodeName> Transfers::silent_nodes(Time now) {
+  std::vector<NodeName> silent;
+  for (auto& [op, transfer] : running_) {
+    const Time since = std::max(transfer->started_at, awake_since_);
+    for (const std::uint32_t node : transfer->book().partners()) {
+      const Time heard = connections_.last_received(transfer->name(node));
+      if (heard != Time::min() && now - std::max(heard, since) > progress_timeout_)
+        silent.push_back(transfer->name(node));
+    }
+  }
+  return silent;
 }
 
 void Transfers::expire(Transfer& transfer, Time now) {
@@ -54,8 +77,8 @@ Transfers::Edges Transfers::late_edges(Transfer& transfer, Time now) {
   const Clock::duration silent = std::min(kSilent, (transfer.expires_at - transfer.started_at) / 2);
   Edges edges;
   for (const std::uint32_t node : transfer.book().partners()) {
-    const Link* link = connections_.link(transfer.name(node));
-    const bool mute = link == nullptr || now - link->last_received() > silent;
+    const Time heard = connections_.last_received(transfer.name(node));
+    const bool mute = heard == Time::min() || now - heard > silent;
     const bool lacks = transfer.book().lacks_from(node);
     if (transfer.book().lacks_contributions_from(node) || (lacks && mute))
       edges.emplace_back(node, self);
@@ -64,43 +87,55 @@ Transfers::Edges Transfers::late_edges(Transfer& transfer, Time now) {
   return edges;
 }
 
-bool Transfers::check_connected(Transfer& transfer, Time now) {
-  if (now - transfer.started_at < connect_timeout_) return true;
-  const std::uint32_t self = transfer.layout().self;
-  for (const std::uint32_t node : transfer.book().partners()) {
-    const bool they_dial = transfer.name(node) < transfer.name(self);
-    if (!they_dial || connections_.link(transfer.name(node)) != nullptr) continue;
-    end(transfer, false,
-        to_string(transfer.name(node)) + " did not connect within " + seconds(connect_timeout_),
-        {{node, self}, {self, node}});
-    return false;
-  }
-  return true;
+void Transfers::keep_alive(Transfer& transfer, Time now) {
+  Frame ping;
+  ping.op = transfer.op();
+  for (const std::uint32_t node : transfer.book().partners())
+    connections_.keep_alive(transfer.name(node), ping, now);
 }
 
-void Transfers::keep_alive(Transfer& transfer, Time now) {
-  for (const std::uint32_t node : transfer.book().partners()) {
-    Link* link = connections_.link(transfer.name(node));
-    if (link == nullptr || link->wants_to_send() || now - link->last_sent() < kPingAfter) continue;
-    Frame ping;
-    ping.op = transfer.op();
-    link->queue(ping);
-  }
+Transfers::Edges Transfers::edges_with(Transfer& transfer, std::uint32_t node) const {
+  const std::uint32_t self = transfer.layout().self;
+  Edges edges;
+  if (transfer.book().lacks_from(node)) edges.emplace_back(node, self);
+  if (transfer.book().owes(node)) edges.emplace_back(self, node);
+  return edges;
 }
 
 // ---- ending ----
 
+// Who does not answer may be why the op is given up: named, so that the next attempt avoids it.
 void Transfers::abort(const OpId& op) {
-  if (const auto at = running_.find(op); at != running_.end())
-    end(*at->second, false, "aborted", {});
+  const auto at = running_.find(op);
+  if (at == running_.end()) return;
+  Transfer& transfer = *at->second;
+  const Time now = Clock::now();
+  Edges edges;
+  std::string who;
+  for (const std::uint32_t node : transfer.book().partners()) {
+    const Time heard = connections_.last_received(transfer.name(node));
+    if (now - std::max({heard, transfer.started_at, awake_since_}) <= kSilent) continue;
+    for (const auto& edge : edges_with(transfer, node)) edges.push_back(edge);
+    who += (who.empty() ? "; silent: " : ", ") + to_string(transfer.name(node));
+  }
+  end(transfer, false, "aborted" + who, std::move(edges));
 }
 
 void Transfers::abort_all(const std::string& reason) {
   while (!running_.empty()) end(*running_.begin()->second, false, reason, {});
 }
 
+// Whoever owes us what we hold already must hear of it before we go.
+bool Transfers::all_told(Transfer& transfer) {
+  for (std::uint32_t node = 0; node < transfer.plan().nodes.size(); ++node) {
+    if (!transfer.book().held_from(node).empty() && !transfer.with(node).told) return false;
+  }
+  return true;
+}
+
 void Transfers::end_if_done(Transfer& transfer) {
-  if (transfer.book().done()) end(transfer, true, "all chunks were finished and received", {});
+  if (transfer.book().done() && all_told(transfer))
+    end(transfer, true, "all chunks were finished and received", {});
 }
 
 void Transfers::end(Transfer& transfer, bool ok, std::string reason, Edges broken) {
@@ -110,8 +145,16 @@ void Transfers::end(Transfer& transfer, bool ok, std::string reason, Edges broke
   transfer.report.reason = std::move(reason);
   transfer.report.broken = std::move(broken);
   transfer.report.wire_s = Seconds(Clock::now() - transfer.started_at).count();
+  transfer.report.links = transfer.rates.report(
+      transfer.layout().self, Clock::now(),
+      [&](std::uint32_t node) { return connections_.round_trip(transfer.name(node)); });
   for (const Node& node : transfer.plan().nodes) {
-    if (Link* link = connections_.link(node.name)) link->release(op);
+    connections_.op_ended(node.name);
+    connections_.for_each_link(node.name, [&](Link& link) { link.release(op); });
+  }
+  if (ok) {
+    ended_well_[op] = transfer.layout().digest;
+    if (ended_well_.size() > kRememberedEnds) ended_well_.erase(ended_well_.begin());
   }
   auto entry = running_.extract(op);
   ending_.insert(std::move(entry));
@@ -120,8 +163,8 @@ void Transfers::end(Transfer& transfer, bool ok, std::string reason, Edges broke
 
 void Transfers::give_report(const OpId& op) {
   const auto at = ending_.find(op);
+  at->second->leave_to_next_attempt();
   Report report = std::move(at->second->report);
-  if (Slab slab = at->second->take_slab(); slab.size > spare_.size) spare_ = std::move(slab);
   ending_.erase(at);
   registry_.finish(op, std::move(report));
 }

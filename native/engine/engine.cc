@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -15,10 +16,20 @@ namespace atoll_core::engine {
 namespace {
 
 constexpr const char* kClosed = "the engine was closed";
+constexpr std::uint64_t kOtherFds = 32;  // of this process, at the very least
 constexpr Clock::duration kLinger = std::chrono::milliseconds(200);
 
-Credentials credentials_of(const Options& options) {
-  return {options.run, options.self, options.session_key};
+Status random_number(std::uint64_t* out) {
+  return random_bytes(reinterpret_cast<std::uint8_t*>(out), sizeof *out);
+}
+
+ConnectionsOptions connections_options(const Options& options) {
+  const Seconds patience = std::min(options.connect_timeout, options.progress_timeout);
+  return {options.max_up,
+          options.max_down,
+          to_duration(options.connect_timeout),
+          to_duration(patience),
+          {options.progress_timeout, options.buffer_bytes, options.congestion}};
 }
 
 Status check(const Options& options) {
@@ -29,9 +40,29 @@ Status check(const Options& options) {
   if (options.session_key.empty()) return bad_argument("the session key is empty");
   if (!(options.connect_timeout.count() > 0))
     return bad_argument("connect_timeout_s must be above 0");
+  if (!(options.progress_timeout.count() > 0))
+    return bad_argument("progress_timeout_s must be above 0");
+  if (!(options.max_up >= 0) || !(options.max_down >= 0))
+    return bad_argument("max_up_bytes_per_s and max_down_bytes_per_s must not be negative");
+  if (options.buffer_bytes < 0) return bad_argument("buffer_bytes must not be negative");
   if (options.num_workers < 1 || options.num_workers > 256)
     return bad_argument("num_workers must be 1 to 256");
-  return success();
+  return check_congestion(options.congestion);
+}
+
+// Refused here, in one line, rather than found out by sockets that cannot be had.
+Status check_connections(std::size_t num_others, unsigned connections) {
+  if (connections < 1 || connections > Connections::kMaxConnections) {
+    return bad_argument("connections is " + std::to_string(connections) + "; it must be 1 to " +
+                        std::to_string(Connections::kMaxConnections));
+  }
+  const std::uint64_t sockets = num_others * connections;
+  const std::uint64_t limit = descriptor_limit();
+  if (sockets + kOtherFds <= limit) return success();
+  return bad_argument(std::to_string(connections) + " connections with each of " +
+                      std::to_string(num_others) + " other nodes take " + std::to_string(sockets) +
+                      " sockets; this process may open " + std::to_string(limit) +
+                      " files (ulimit -n): raise it, or use fewer connections");
 }
 
 }  // namespace
@@ -39,10 +70,12 @@ Status check(const Options& options) {
 // The parts, in the order in which they need each other, and the thread that runs them.
 class Engine::Inner final : public LoopClient {
  public:
-  explicit Inner(const Options& options)
+  Inner(const Options& options, Credentials credentials, std::unique_ptr<Tls> tls)
       : pool(options.num_workers),
-        connections(loop, pool, counters, credentials_of(options), options.connect_timeout),
-        transfers(loop, pool, registry, connections, counters, options.connect_timeout),
+        connections(loop, pool, counters, std::move(credentials), connections_options(options),
+                    std::move(tls)),
+        probes(loop, connections),
+        transfers(loop, pool, registry, connections, probes, counters, options.progress_timeout),
         self(options.self) {
     connections.serve(transfers, transfers);
   }
@@ -58,6 +91,7 @@ class Engine::Inner final : public LoopClient {
   // Only the first caller finds the thread; later ones wait until it is joined.
   void close() {
     std::lock_guard lock(closing_);
+    probes.close();
     if (thread_.joinable()) {
       loop.post([this] {
         linger_until_ = Clock::now() + kLinger;
@@ -75,6 +109,7 @@ class Engine::Inner final : public LoopClient {
   void on_tick(Time now) override {
     connections.on_tick(now);
     transfers.on_tick(now);
+    probes.on_tick(now);
   }
   void on_idle() override {
     connections.flush();
@@ -84,14 +119,17 @@ class Engine::Inner final : public LoopClient {
     if (flushed && transfers.empty()) loop.stop();
   }
   bool has_timed_work() const override {
-    return closing_down_ || !transfers.empty() || connections.has_timed_work();
+    return closing_down_ || !transfers.empty() || !probes.empty() || connections.has_timed_work();
   }
+
+  bool has_more_work() const override { return connections.has_more_work(); }
 
   Loop loop;
   Pool pool;
   Registry registry;
   Counters counters;
   Connections connections;
+  Probes probes;
   Transfers transfers;
   const NodeName self;
   std::uint16_t port = 0;
@@ -109,7 +147,13 @@ Engine::~Engine() { close(); }
 
 Status Engine::create(Options options, std::unique_ptr<Engine>* out) {
   if (Status s = check(options); !s.ok()) return s;
-  auto inner = std::make_unique<Inner>(options);
+  Credentials credentials{options.run, options.self, options.session_key};
+  if (Status s = random_number(&credentials.instance); !s.ok()) return s;
+  std::unique_ptr<Tls> tls;
+  if (options.tls.wanted()) {
+    if (Status s = Tls::create(options.tls, &tls); !s.ok()) return s;
+  }
+  auto inner = std::make_unique<Inner>(options, std::move(credentials), std::move(tls));
   if (Status s = inner->open(options); !s.ok()) return s;
   out->reset(new Engine(std::move(inner)));
   return success();
@@ -126,6 +170,7 @@ Status Engine::start(Plan plan, const std::uint8_t* contribution, std::size_t co
                      std::uint8_t* result, std::size_t result_bytes, Seconds deadline) {
   Layout layout;
   if (Status s = check_plan(plan, inner_->self, &layout); !s.ok()) return s;
+  if (Status s = check_connections(plan.nodes.size() - 1, plan.connections); !s.ok()) return s;
   if (!(deadline.count() > 0)) return bad_argument("the deadline must be above 0 s");
   if (layout.contributes && contribution == nullptr)
     return bad_argument("this node is a source; give its contribution");
@@ -154,10 +199,23 @@ void Engine::abort(const OpId& op) {
   inner_->loop.post([inner = inner_.get(), op] { inner->transfers.abort(op); });
 }
 
+Status Engine::probe(const std::vector<Node>& nodes, unsigned connections, std::uint64_t bytes,
+                     Seconds deadline, std::vector<ProbeResult>* out) {
+  if (Status s = check_connections(nodes.size(), connections); !s.ok()) return s;
+  if (bytes == 0 || !(deadline.count() > 0))
+    return bad_argument("a probe needs bytes and a deadline above 0");
+  for (const Node& node : nodes) {
+    if (node.name == inner_->self) return bad_argument("a node cannot probe itself");
+  }
+  *out = inner_->probes.measure(nodes, connections, bytes, deadline);
+  return success();
+}
+
 Stats Engine::stats() const {
   const Counters& counters = inner_->counters;
   return {counters.sent_bytes,     counters.received_bytes, counters.connections,
-          counters.refused_hellos, counters.dropped_frames, counters.open_fds};
+          counters.refused_hellos, counters.broken_links,   counters.dropped_frames,
+          counters.open_fds};
 }
 
 void Engine::close() { inner_->close(); }

@@ -14,8 +14,10 @@
 
 #include "engine/clock.h"
 #include "engine/plan.h"
+#include "engine/probes.h"
 #include "engine/registry.h"
 #include "engine/status.h"
+#include "engine/tls.h"
 
 namespace atoll_core::engine {
 
@@ -24,10 +26,16 @@ struct Options {
   NodeName self;
   std::vector<std::uint8_t> session_key;
   std::string bind_host;
-  std::uint16_t port = 0;     // 0: the system chooses
-  Seconds connect_timeout{};  // for a connection and its hello; also how long a link may take no
-                              // bytes from us
+  std::uint16_t port = 0;         // 0: the system chooses
+  Seconds connect_timeout{};      // for a connection and its hello
+  Seconds progress_timeout{5.0};  // a node from which nothing came for so long is lost to an op
   unsigned num_workers = 1;
+  std::string congestion;  // the sockets' congestion control; empty: the system's
+  int buffer_bytes = 0;    // of every socket; 0: the system tunes them
+  // Over all links together, in bytes per second; 0: no limit.
+  double max_up = 0.0;
+  double max_down = 0.0;
+  TlsOptions tls;  // without certificates: plain TCP
 };
 
 struct Stats {
@@ -35,6 +43,7 @@ struct Stats {
   std::uint64_t received_bytes = 0;
   std::uint64_t connections = 0;     // links that are up
   std::uint64_t refused_hellos = 0;  // accepted sockets that never proved themselves
+  std::uint64_t broken_links = 0;    // links that were lost
   std::uint64_t dropped_frames = 0;  // for ops that are unknown, over, or under another plan
   std::uint64_t open_fds = 0;
 };
@@ -53,8 +62,8 @@ class Engine {
 
   // Begins an op and returns at once. Both buffers hold layout.wire_bytes() bytes of `plan` and are
   // the engine's until wait() has given the op's report; `contribution` may be null for a node that
-  // is no source. kBadArgument: a malformed plan, an op that was used or aborted before. Then
-  // nothing has begun.
+  // is no source. kBadArgument: a malformed plan, an op that was used or aborted before, more
+  // connections than this process may have. Then nothing has begun.
   Status start(Plan plan, const std::uint8_t* contribution, std::size_t contribution_bytes,
                std::uint8_t* result, std::size_t result_bytes, Seconds deadline);
 
@@ -65,6 +74,12 @@ class Engine {
 
   // The op ends within 100 ms, not ok. If it has not begun, it never will.
   void abort(const OpId& op);
+
+  // Measures the links to each node by sending it so many bytes, in time that no op needs; blocks
+  // until all is known, at most `deadline`. kBadArgument: a deadline or bytes of 0, this node
+  // itself.
+  Status probe(const std::vector<Node>& nodes, unsigned connections, std::uint64_t bytes,
+               Seconds deadline, std::vector<ProbeResult>* out);
 
   Stats stats() const;
 

@@ -11,7 +11,7 @@ constexpr std::size_t kCheckAt = 56;
 
 bool known(std::uint8_t type) {
   return type >= static_cast<std::uint8_t>(FrameType::kBegin) &&
-         type <= static_cast<std::uint8_t>(FrameType::kPing);
+         type <= static_cast<std::uint8_t>(FrameType::kAckProbe);
 }
 
 }  // namespace

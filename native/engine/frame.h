@@ -27,7 +27,10 @@ enum class FrameType : std::uint8_t {
   kFinished = 3,      // payload: one finished chunk, from its root
   kAckContribution = 4,
   kAckFinished = 5,
-  kPing = 6,  // nothing to say, but alive
+  kPing = 6,   // are you there?
+  kPong = 7,   // the answer, from every engine, whatever it knows of the op
+  kProbe = 8,  // payload: bytes to be dropped; they measure the link
+  kAckProbe = 9,
 };
 
 struct Frame {
@@ -39,7 +42,8 @@ struct Frame {
   std::uint64_t checksum = 0;
 
   bool has_payload() const {
-    return type == FrameType::kContribution || type == FrameType::kFinished;
+    return type == FrameType::kContribution || type == FrameType::kFinished ||
+           type == FrameType::kProbe;
   }
   bool operator==(const Frame&) const = default;
 };

@@ -9,9 +9,10 @@ namespace atoll_core::engine {
 namespace {
 
 constexpr std::array<std::uint8_t, 8> kMagic = {'A', 'T', 'O', 'L', 'L', '-', '1', '\n'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kRunAt = 24, kNonceAt = 56, kTargetAt = 88, kPeerAt = 120;
-static_assert(kPeerAt + kMaxPeerBytes <= kHelloBytes);
+constexpr std::size_t kInstanceAt = kPeerAt + kMaxPeerBytes;
+static_assert(kInstanceAt + sizeof(std::uint64_t) == kHelloBytes);
 
 std::span<const std::uint8_t> bytes_of(const std::string& text) {
   return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
@@ -81,6 +82,7 @@ Status Hello::take_hello(std::vector<std::uint8_t>* say) {
     ours_ = make(from);
     say->insert(say->end(), ours_.begin(), ours_.end());
   }
+  remote_instance_ = get<std::uint64_t>(theirs_.data() + kInstanceAt);
   stage_ = Stage::kProof;
   return success();
 }
@@ -112,6 +114,7 @@ HelloBytes Hello::make(const NodeName& target) const {
   std::memcpy(at + kNonceAt, nonce_.data(), nonce_.size());
   std::memcpy(at + kTargetAt, addressed.data(), addressed.size());
   std::memcpy(at + kPeerAt, self.peer.data(), self.peer.size());
+  put(at + kInstanceAt, credentials_.instance);
   return hello;
 }
 

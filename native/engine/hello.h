@@ -1,18 +1,22 @@
 // The first words on a connection: both ends prove that they hold the session key, before anything
 // else is parsed.
 //
-//   dialer -> acceptor   hello (256 bytes)     acceptor checks its form, version, run, and that it
-//   is meant acceptor -> dialer   hello (256 bytes) dialer -> acceptor   proof (32 bytes)
-//   HMAC-SHA256(session key, role, both hellos) acceptor -> dialer   proof (32 bytes)      so a
-//   stranger learns nothing before he has proved himself
+//   dialer -> acceptor   hello, 256 bytes    judged: form, version, run, whether it is meant
+//   acceptor -> dialer   hello, 256 bytes
+//   dialer -> acceptor   proof, 32 bytes     HMAC-SHA256(session key, role, both hellos)
+//   acceptor -> dialer   proof, 32 bytes     so a stranger learns nothing without a right one
 //
 // A hello carries a fresh random nonce, so no proof is worth anything on another connection. All
 // sizes are fixed; nothing is allocated by what a stranger says. Hello, little-endian:
 //
-//    0  8 bytes "ATOLL-1\n"   8  u32 version   12  u32 rank   16  u32 length of the peer id   20  4
-//    zero bytes
-//   24  32 SHA-256 of the run's name   56  32 nonce   88  32 SHA-256 of the node addressed   120
-//   128 peer id, padded
+//     0  8 bytes "ATOLL-1\n"            8  u32 version            12  u32 rank
+//    16  u32 length of the peer id     20  4 zero bytes
+//    24  SHA-256 of the run's name     56  32 bytes of nonce
+//    88  SHA-256 of the node addressed
+//   120  128 bytes: peer id, padded   248  u64 instance
+//
+// The instance is random and new for every engine: a name that comes with another one is another
+// engine, which knows nothing of what the older one had.
 //
 // Owner: Connections, one per pending connection. Threads: the loop's. No I/O happens here.
 // Failure: kBroken; close the connection. `refused()` tells a dialer whether another try could
@@ -44,6 +48,7 @@ struct Credentials {
   std::string run;
   NodeName self;
   std::vector<std::uint8_t> session_key;
+  std::uint64_t instance = 0;
 };
 
 class Hello {
@@ -62,6 +67,7 @@ class Hello {
   // True once this end has sent its proof: if the other end hangs up now, it has refused us.
   bool refused() const { return role_ == Role::kDialer && stage_ == Stage::kProof; }
   const NodeName& remote() const { return remote_; }
+  std::uint64_t remote_instance() const { return remote_instance_; }
 
  private:
   enum class Stage { kMagic, kRest, kProof, kDone };
@@ -76,6 +82,7 @@ class Hello {
   const Credentials& credentials_;
   Nonce nonce_;
   NodeName remote_;
+  std::uint64_t remote_instance_ = 0;
   Stage stage_ = Stage::kMagic;
   HelloBytes ours_{};
   HelloBytes theirs_{};

@@ -1,9 +1,5 @@
 #include "engine/ids.h"
 
-#include <cstring>
-
-#include "engine/status.h"
-
 namespace atoll_core::engine {
 
 std::string to_string(const NodeName& node) { return node.peer + "." + std::to_string(node.rank); }
@@ -15,10 +11,6 @@ std::string to_string(const OpId& op) {
   text.append("/f").append(std::to_string(op.fragment));
   text.append("/a").append(std::to_string(op.attempt));
   return text;
-}
-
-Status system_error(const std::string& doing, int error_number) {
-  return {Kind::kSystem, doing + ": " + std::strerror(error_number), error_number};
 }
 
 }  // namespace atoll_core::engine

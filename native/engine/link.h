@@ -1,5 +1,5 @@
 // One authenticated connection to another node: frames in, frames out. It knows framing and
-// sockets, and nothing of ops: where a payload goes, and what is sent next, it asks its client.
+// streams, and nothing of ops: where a payload goes, and what is sent next, it asks its client.
 //
 // Owner: Connections. Threads: the loop's. Failure: the pumps give kBroken or kSystem; then the
 // owner destroys it.
@@ -12,16 +12,19 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "engine/clock.h"
 #include "engine/frame.h"
-#include "engine/socket.h"
+#include "engine/stream.h"
+#include "kernels/digest.h"
 
 namespace atoll_core::engine {
 
 class Link;
+using LinkId = std::uint64_t;  // never used twice by an engine
 
 struct Outgoing {
   Frame frame;
@@ -42,25 +45,37 @@ class LinkClient {
 
 class Link {
  public:
-  Link(Fd fd, NodeName remote, LinkClient& client, Time now);
+  Link(LinkId id, std::unique_ptr<Stream> stream, NodeName remote, LinkClient& client, Time now);
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
+  LinkId id() const { return id_; }
   const NodeName& remote() const { return remote_; }
-  int fd() const { return fd_.get(); }
+  int fd() const { return stream_->fd(); }
 
-  // Reads what is there, up to a budget that keeps the other links from waiting.
-  Status pump_in(Time now);
-  // Sends queued frames, then payloads from the client, as far as the socket takes them and the
-  // budget goes.
-  Status pump_out(Time now);
-  // There is more to send than the last pump_out could.
-  bool wants_to_send() const { return over_budget_ || sending_.has_value() || !queue_.empty(); }
+  // Both take what they moved from the budget, and stop when it is used up; a little more may have
+  // moved by then.
+  // Reads what is there.
+  Status pump_in(Time now, std::int64_t& budget_bytes);
+  // Sends queued frames, then payloads from the client, as far as the stream takes them.
+  Status pump_out(Time now, std::int64_t& budget_bytes);
+  // A frame has begun or waits.
+  bool wants_to_send() const {
+    return sending_.has_value() || !queue_.empty() || stream_->has_unsent();
+  }
+  // There may be bytes that epoll does not tell of.
+  bool has_buffered() const { return stream_->has_buffered(); }
 
   // Frames without payload; they go before any payload that has not begun.
   void queue(const Frame& frame) { queue_.push_back(frame); }
   void release(const OpId& op);
+  // What comes of this payload, which another link has brought meanwhile, is dropped.
+  void drop_payload(const Frame& frame);
+  // The payload that is being read; null if none is.
+  const Frame* reading() const { return reading_ ? &frame_ : nullptr; }
+  void say_goodbye() { stream_->say_goodbye(); }
 
+  Time up_since() const { return up_since_; }
   Time last_received() const { return last_received_; }
   Time last_sent() const { return last_sent_; }
 
@@ -74,21 +89,25 @@ class Link {
     std::vector<std::uint8_t> copy;  // holds what is unsent, once released
   };
 
-  bool take_next();
+  void take_next();
+  Status send_some(std::int64_t budget_bytes, Stream::Moved* moved);
+  void count_overhead(std::size_t at_socket, const Stream::Moved& moved);
   Status consume(std::size_t received_bytes);
   Status begin_frame();
   Status end_frame();
   std::size_t payload_left() const { return reading_ ? frame_.length - payload_done_ : 0; }
 
-  Fd fd_;
+  LinkId id_;
+  std::unique_ptr<Stream> stream_;
   NodeName remote_;
   LinkClient& client_;
+  Time up_since_;
   Time last_received_;
   Time last_sent_;
 
   std::deque<Frame> queue_;
   std::optional<Sending> sending_;
-  bool over_budget_ = false;
+  OpId last_op_;  // of what was sent
 
   FrameBytes header_{};
   std::size_t header_done_ = 0;
@@ -96,6 +115,8 @@ class Link {
   Frame frame_;
   std::uint8_t* where_ = nullptr;
   std::size_t payload_done_ = 0;
+  Checksum checksum_;  // of the payload, if it belongs somewhere
+  std::int64_t overhead_bytes_ = 0;    // received and not counted for any frame
   std::vector<std::uint8_t> dropped_;  // where payloads go that belong nowhere
 };
 

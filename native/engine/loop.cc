@@ -27,7 +27,8 @@ void Loop::run(LoopClient& client) {
   std::array<epoll_event, 64> events;
   Time next_tick = Clock::now();
   while (!stopped_) {
-    const int timeout_ms = client.has_timed_work() ? static_cast<int>(kTick.count()) : -1;
+    int timeout_ms = client.has_timed_work() ? static_cast<int>(kTick.count()) : -1;
+    if (client.has_more_work()) timeout_ms = 0;
     const int count =
         epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
     for (int i = 0; i < count; ++i) {

@@ -27,6 +27,7 @@ class LoopClient {
   virtual void on_tick(Time now) = 0;  // every kTick, while has_timed_work()
   virtual void on_idle() = 0;          // after every batch of events and posts
   virtual bool has_timed_work() const = 0;
+  virtual bool has_more_work() const = 0;  // at once, without an event
 };
 
 class Loop {

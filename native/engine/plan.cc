@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "engine/frame.h"
 #include "engine/hello.h"
@@ -60,6 +62,29 @@ Status check_weights(const Lane& lane, const std::string& where) {
   return success();
 }
 
+// Every node of the tree must come to the root.
+Status check_tree(const std::vector<std::uint32_t>& parents, const Lane& lane,
+                  std::size_t num_nodes, const std::string& where) {
+  if (parents.size() != num_nodes) {
+    return bad_argument(where + " has " + number(parents.size()) + " entries for " +
+                        number(num_nodes) + " nodes");
+  }
+  if (parents[lane.root] != lane.root) return bad_argument(where + " leaves its root");
+  std::vector<bool> arrives(num_nodes, false);
+  arrives[lane.root] = true;
+  for (std::uint32_t node = 0; node < num_nodes; ++node) {
+    std::vector<std::uint32_t> path;
+    for (std::uint32_t at = node; parents[node] != kNobody && !arrives[at]; at = parents[at]) {
+      path.push_back(at);
+      if (path.size() > num_nodes || parents[at] >= num_nodes) {
+        return bad_argument(where + " does not lead from node " + number(node) + " to its root");
+      }
+    }
+    for (const std::uint32_t passed : path) arrives[passed] = true;
+  }
+  return success();
+}
+
 Status check_lanes(const Plan& plan) {
   for (std::size_t i = 0; i < plan.lanes.size(); ++i) {
     const Lane& lane = plan.lanes[i];
@@ -70,9 +95,16 @@ Status check_lanes(const Plan& plan) {
     if (Status s = check_indices(lane.sources, plan.nodes.size(), "the sources of " + where);
         !s.ok())
       return s;
-    if (Status s = check_indices(lane.sinks, plan.nodes.size(), "the sinks of " + where); !s.ok())
-      return s;
     if (Status s = check_weights(lane, where); !s.ok()) return s;
+    if (Status s = check_tree(lane.up, lane, plan.nodes.size(), "the way up of " + where); !s.ok())
+      return s;
+    if (Status s = check_tree(lane.down, lane, plan.nodes.size(), "the way down of " + where);
+        !s.ok())
+      return s;
+    for (const std::uint32_t source : lane.sources) {
+      if (lane.up[source] == kNobody)
+        return bad_argument(where + ": source " + number(source) + " is not on the way up");
+    }
   }
   return success();
 }
@@ -141,13 +173,15 @@ std::uint64_t digest_of(const Plan& plan) {
   for (const Node& node : plan.nodes) {
     transcript.add(node.name.peer);
     transcript.add(node.name.rank);
+    transcript.add(node.stamp);
   }
   transcript.add(plan.lanes.size());
   for (const Lane& lane : plan.lanes) {
     transcript.add(lane.root);
     transcript.add(lane.sources);
     transcript.add(lane.weights);
-    transcript.add(lane.sinks);
+    transcript.add(lane.up);
+    transcript.add(lane.down);
   }
   transcript.add(std::string(layout(plan.codec).name));
   transcript.add(plan.boundaries);
@@ -156,7 +190,100 @@ std::uint64_t digest_of(const Plan& plan) {
   return transcript.digest();
 }
 
+std::uint64_t grid_key_of(const Plan& plan) {
+  Transcript transcript;
+  transcript.add(std::string(layout(plan.codec).name));
+  transcript.add(plan.boundaries);
+  return transcript.digest();
+}
+
+// One lane's way up, as seen from all its nodes.
+class WayUp {
+ public:
+  WayUp(const Plan& plan, const Lane& lane) : plan_(plan), lane_(lane) {
+    const std::size_t n = plan.nodes.size();
+    weights_.assign(n, 0);
+    first_.assign(n, kNobody);
+    own_.assign(n, kNobody);
+    children_.resize(n);
+    for (std::uint32_t order = 0; order < lane.sources.size(); ++order) {
+      own_[lane.sources[order]] = order;
+      for (std::uint32_t at = lane.sources[order];; at = lane.up[at]) {
+        weights_[at] += lane.weights[order];
+        const bool seen = first_[at] != kNobody;
+        first_[at] = std::min(first_[at], order);
+        if (at == lane.root) break;
+        if (!seen) children_[lane.up[at]].push_back(at);
+      }
+    }
+  }
+
+  std::vector<Input> inputs(std::uint32_t node) const {
+    std::vector<Input> inputs;
+    if (own_[node] != kNobody)
+      inputs.push_back({node, lane_.weights[own_[node]], plan_.nodes[node].stamp, true});
+    for (const std::uint32_t child : children_[node])
+      inputs.push_back({child, weights_[child], key(child), children_[child].empty()});
+    std::ranges::sort(inputs, {}, [&](const Input& input) {
+      return input.node == node ? own_[node] : first_[input.node];
+    });
+    return inputs;
+  }
+
+  // Of what goes up from `node`.
+  ContentKey key(std::uint32_t node) const {
+    if (!known_.contains(node)) known_[node] = key_of(inputs(node));
+    return known_[node];
+  }
+
+ private:
+  static ContentKey key_of(const std::vector<Input>& inputs) {
+    if (inputs.size() == 1) return inputs[0].key;
+    Transcript transcript;
+    for (const Input& input : inputs) {
+      if (input.key == 0) return 0;
+      transcript.add(input.weight);
+      transcript.add(input.key);
+    }
+    return transcript.digest();
+  }
+
+  const Plan& plan_;
+  const Lane& lane_;
+  std::vector<std::uint64_t> weights_;                // of the tree below and at each node
+  std::vector<std::uint32_t> first_;                  // its first source, by order in the lane
+  std::vector<std::uint32_t> own_;                    // order among the sources, or kNobody
+  std::vector<std::vector<std::uint32_t>> children_;  // with sources at or below them
+  mutable std::map<std::uint32_t, ContentKey> known_;
+};
+
+Station station_of(const Plan& plan, const Lane& lane, std::uint32_t self) {
+  Station station;
+  const WayUp way(plan, lane);
+  station.inputs = way.inputs(self);
+  station.is_root = lane.root == self;
+  station.finished_key = way.key(lane.root);
+  if (!station.is_root && !station.inputs.empty()) station.parent = lane.up[self];
+  if (!station.is_root) station.feeder = lane.down[self];
+  for (std::uint32_t node = 0; node < lane.down.size(); ++node) {
+    if (node != lane.root && lane.down[node] == self) station.below.push_back(node);
+  }
+  return station;
+}
+
 }  // namespace
+
+Lane star(std::uint32_t root, std::vector<std::uint32_t> sources,
+          std::vector<std::uint64_t> weights, const std::vector<std::uint32_t>& sinks,
+          std::size_t num_nodes) {
+  Lane lane{root, std::move(sources), std::move(weights), {}, {}};
+  lane.up.assign(num_nodes, kNobody);
+  lane.down.assign(num_nodes, kNobody);
+  for (const std::uint32_t source : lane.sources) lane.up[source] = root;
+  for (const std::uint32_t sink : sinks) lane.down[sink] = root;
+  lane.up[root] = lane.down[root] = root;
+  return lane;
+}
 
 Status check_plan(const Plan& plan, const NodeName& self, Layout* out) {
   *out = {};
@@ -165,7 +292,9 @@ Status check_plan(const Plan& plan, const NodeName& self, Layout* out) {
   if (!valid_boundaries(plan.boundaries))
     return bad_argument("the grid's boundaries must begin at 0 and never fall");
   if (Status s = check_chunks(plan, out); !s.ok()) return s;
+  for (const Lane& lane : plan.lanes) out->stations.push_back(station_of(plan, lane, out->self));
   out->digest = digest_of(plan);
+  out->grid_key = grid_key_of(plan);
   return success();
 }
 

@@ -16,21 +16,33 @@
 
 namespace atoll_core::engine {
 
+inline constexpr std::uint32_t kNobody = 0xffffffff;
+
 struct Node {
   NodeName name;
   std::string host;
   std::uint16_t port = 0;
+  // Stands for the bytes that this node contributes; 0: unknown. Bytes kept from an earlier attempt
+  // are used again only under the same stamp.
+  std::uint64_t stamp = 0;
 };
 
-// A star: `sources` send their contributions to `root`, which adds them in this order, weighted,
-// and sends the finished bytes to `sinks`. All are node indices; the root may be a source, and
-// always holds the result.
+// Two trees with one root. Up: `sources` contribute, weighted; every node on the way adds up what
+// comes from below and what it contributes itself, and passes on the weighted mean. The root's mean
+// is the result: its bytes go down unchanged. `up[n]` is where node n sends, `down[n]` where it
+// hears from: node indices, kNobody for nodes outside; the root's are its own.
 struct Lane {
   std::uint32_t root = 0;
   std::vector<std::uint32_t> sources;
   std::vector<std::uint64_t> weights;
-  std::vector<std::uint32_t> sinks;
+  std::vector<std::uint32_t> up;
+  std::vector<std::uint32_t> down;
 };
+
+// Everybody in `sources` sends straight to the root, everybody in `sinks` hears straight from it.
+Lane star(std::uint32_t root, std::vector<std::uint32_t> sources,
+          std::vector<std::uint64_t> weights, const std::vector<std::uint32_t>& sinks,
+          std::size_t num_nodes);
 
 struct Plan {
   OpId op;
@@ -40,6 +52,28 @@ struct Plan {
   std::vector<std::int64_t> boundaries;    // of the block grid, in elements
   std::vector<std::int64_t> chunk_starts;  // in elements; one more than there are chunks
   std::vector<std::int64_t> chunk_lanes;
+  unsigned connections = 1;  // between two nodes that exchange data
+};
+
+// Names the bytes of one part of a tree by all that they depend on, chunk apart; 0: no name.
+using ContentKey = std::uint64_t;
+
+struct Input {
+  std::uint32_t node = 0;    // this node itself: its own contribution
+  std::uint64_t weight = 0;  // of all sources whose updates are in it
+  ContentKey key = 0;
+  bool leaf = false;  // contributed by `node` alone, which waits for nobody
+};
+
+// What this node does in a lane. One input alone is passed on as it is.
+struct Station {
+  std::vector<Input> inputs;         // in adding order: by their first source
+  std::uint32_t parent = kNobody;    // gets the mean of the inputs; kNobody: the root, or no inputs
+  std::uint32_t feeder = kNobody;    // has the finished bytes for this node; kNobody: the root, or
+                                     // outside
+  std::vector<std::uint32_t> below;  // get the finished bytes from this node
+  ContentKey finished_key = 0;
+  bool is_root = false;
 };
 
 // A checked plan with what follows from it.
@@ -48,7 +82,9 @@ struct Layout {
   std::vector<std::size_t>
       offsets;               // chunk c is bytes [offsets[c], offsets[c + 1]) of the encoded vector
   std::uint64_t digest = 0;  // over all that must agree; addresses and deadlines need not
-  bool contributes = false;  // this node is a source of a lane that has chunks
+  std::uint64_t grid_key = 0;     // over the codec and the boundaries
+  bool contributes = false;       // this node is a source of a lane that has chunks
+  std::vector<Station> stations;  // by lane
 
   std::size_t wire_bytes() const { return offsets.back(); }
   std::size_t chunk_bytes(std::uint32_t chunk) const { return offsets[chunk + 1] - offsets[chunk]; }

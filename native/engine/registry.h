@@ -21,6 +21,16 @@
 
 namespace atoll_core::engine {
 
+// What a directed link was seen to carry. Nodes by index of the op's plan; kAllNodes: all others
+// together.
+struct LinkRate {
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+  double bytes_per_s = 0.0;
+  double rtt_s = 0.0;  // 0: not known
+};
+inline constexpr std::int64_t kAllNodes = -1;
+
 // How an op ended here. `broken` names links as (from, to), by node index of the op's plan.
 struct Report {
   bool ok = false;
@@ -28,8 +38,9 @@ struct Report {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> broken;
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
-  double wire_s = 0.0;    // from begin to end
-  double encode_s = 0.0;  // spent by the pool on sums
+  double wire_s = 0.0;          // from begin to end
+  double encode_s = 0.0;        // spent by the pool on sums
+  std::vector<LinkRate> links;  // seen from here
 };
 
 class Registry {

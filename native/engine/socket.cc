@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <memory>
 
 namespace atoll_core::engine {
@@ -17,9 +18,22 @@ namespace {
 
 constexpr int kBacklog = 512;
 
+// A connection holds back at most so much that it cannot send yet. A slow one thus takes no chunk
+// that a faster one could have had, and what is aborted is soon off the wire.
+constexpr int kUnsentBytes = 64 << 10;
+// A fast one needs more, or a late wake-up leaves it without.
+constexpr Seconds kUnsent{0.04};
+
 Status set_option(int fd, int level, int name, int value) {
   if (setsockopt(fd, level, name, &value, sizeof value) == 0) return success();
   return system_error("setting a socket option", errno);
+}
+
+Status set_congestion(int fd, const std::string& name) {
+  if (name.empty()) return success();
+  const auto size = static_cast<socklen_t>(name.size());
+  if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), size) == 0) return success();
+  return system_error("choosing congestion control " + name, errno);
 }
 
 std::uint16_t port_of(int fd) {
@@ -73,6 +87,23 @@ Status resolve(const std::string& host, std::uint16_t port, bool numeric_only,
   return success();
 }
 
+std::string host_text(const Address& address) {
+  char host[NI_MAXHOST];
+  const auto* at = reinterpret_cast<const sockaddr*>(&address.storage);
+  if (getnameinfo(at, address.size, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return {};
+  const std::string text = host;
+  const std::string mapped = "::ffff:";  // IPv4 at a socket for both
+  return text.starts_with(mapped) ? text.substr(mapped.size()) : text;
+}
+
+Address remote_address(int fd) {
+  Address address;
+  address.size = sizeof address.storage;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size) != 0)
+    address.size = 0;
+  return address;
+}
+
 Status listen_on(const std::string& host, std::uint16_t port, Fd* out, std::uint16_t* bound_port) {
   std::vector<Address> addresses;
   if (Status s = resolve(host, port, false, &addresses); !s.ok()) return s;
@@ -86,9 +117,10 @@ Status listen_on(const std::string& host, std::uint16_t port, Fd* out, std::uint
   return last;
 }
 
-Status start_connect(const Address& address, Fd* out) {
+Status start_connect(const Address& address, const SocketOptions& options, Fd* out) {
   Fd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return system_error("opening a socket", errno);
+  if (Status s = tune(fd.get(), options); !s.ok()) return s;
   const auto* to = reinterpret_cast<const sockaddr*>(&address.storage);
   if (connect(fd.get(), to, address.size) != 0 && errno != EINPROGRESS)
     return system_error("connecting", errno);
@@ -103,17 +135,48 @@ Status connect_result(int fd) {
   return code == 0 ? success() : system_error("connecting", code);
 }
 
-Status tune(int fd, Seconds silence) {
-  const int silence_ms = static_cast<int>(std::clamp(silence.count() * 1000.0, 100.0, 3.6e6));
-  const std::pair<int, int> options[] = {{TCP_NODELAY, 1},
+Status tune(int fd, const SocketOptions& options) {
+  const int silence_ms =
+      static_cast<int>(std::clamp(options.silence.count() * 1000.0, 100.0, 3.6e6));
+  const std::pair<int, int> numbers[] = {{TCP_NODELAY, 1},
+                                         {TCP_NOTSENT_LOWAT, kUnsentBytes},
                                          {TCP_USER_TIMEOUT, silence_ms},
                                          {TCP_KEEPIDLE, 5},
                                          {TCP_KEEPINTVL, 2},
                                          {TCP_KEEPCNT, 3}};
-  for (const auto& [name, value] : options) {
+  for (const auto& [name, value] : numbers) {
     if (Status s = set_option(fd, IPPROTO_TCP, name, value); !s.ok()) return s;
   }
+  if (options.buffer_bytes > 0) {
+    for (const int name : {SO_SNDBUF, SO_RCVBUF}) {
+      if (Status s = set_option(fd, SOL_SOCKET, name, options.buffer_bytes); !s.ok()) return s;
+    }
+  }
+  if (Status s = set_congestion(fd, options.congestion); !s.ok()) return s;
   return set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+}
+
+Status check_congestion(const std::string& name) {
+  if (name.empty()) return success();
+  const Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return system_error("opening a socket", errno);
+  const Status status = set_congestion(fd.get(), name);
+  if (status.ok()) return success();
+  std::string there;
+  std::getline(std::ifstream("/proc/sys/net/ipv4/tcp_available_congestion_control"), there);
+  return bad_argument("congestion control \"" + name + "\" is not to be had (" +
+                      std::strerror(status.error_number) + "); this system has: " + there);
+}
+
+void set_pace(int fd, double bytes_per_s) {
+  constexpr double kMost = 4e9;  // all bits set would mean not to spread at all
+  const auto rate =
+      static_cast<unsigned>(bytes_per_s > 0 ? std::clamp(bytes_per_s, 1e4, kMost) : kMost);
+  (void)setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate);
+  if (bytes_per_s <= 0) return;
+  const double ahead = bytes_per_s * kUnsent.count();
+  const auto unsent = static_cast<int>(std::clamp(ahead, 1.0 * kUnsentBytes, 16.0 * kUnsentBytes));
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
 }
 
 Status random_bytes(std::uint8_t* out, std::size_t size) {

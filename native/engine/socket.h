@@ -47,16 +47,32 @@ struct Address {
 Status resolve(const std::string& host, std::uint16_t port, bool numeric_only,
                std::vector<Address>* out);
 
+// The host as a number. The other end's address of a connection.
+std::string host_text(const Address& address);
+Address remote_address(int fd);
+
+// What a connection is tuned to. No Nagle, and dead ends are noticed: by keepalive when idle, after
+// `silence` when bytes are not acknowledged or not read.
+struct SocketOptions {
+  Seconds silence{};
+  int buffer_bytes = 0;    // 0: the system tunes them by itself, which is mostly better
+  std::string congestion;  // an algorithm's name; empty: the system's
+};
+
 // Bound and listening, non-blocking. Port 0 lets the system choose; `port` tells which it is.
 Status listen_on(const std::string& host, std::uint16_t port, Fd* out, std::uint16_t* bound_port);
 
-// A connection under way: writable once it is there or has failed (see connect_result).
-Status start_connect(const Address& address, Fd* out);
+// A tuned connection under way: writable once it is there or has failed (see connect_result).
+Status start_connect(const Address& address, const SocketOptions& options, Fd* out);
 Status connect_result(int fd);
 
-// No Nagle; dead ends are noticed: by keepalive when idle, after `silence` when bytes are not
-// acknowledged or not read.
-Status tune(int fd, Seconds silence);
+Status tune(int fd, const SocketOptions& options);
+// kBadArgument with the list of those there are, if this system has no such algorithm.
+Status check_congestion(const std::string& name);
+
+// The kernel spreads what it sends, and keeps to this rate; 0: to none. Best effort: where it
+// cannot, the socket sends as before.
+void set_pace(int fd, double bytes_per_s);
 
 // Random bytes from the system.
 Status random_bytes(std::uint8_t* out, std::size_t size);

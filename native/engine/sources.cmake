@@ -1,17 +1,27 @@
 set(ATOLL_ENGINE_SOURCES
     native/engine/connections.cc
+    native/engine/dialling.cc
     native/engine/endings.cc
     native/engine/engine.cc
     native/engine/frame.cc
     native/engine/hello.cc
     native/engine/hellos.cc
     native/engine/ids.cc
+    native/engine/kept.cc
     native/engine/link.cc
     native/engine/loop.cc
     native/engine/op.cc
+    native/engine/pace.cc
+    native/engine/pacing.cc
     native/engine/plan.cc
     native/engine/pool.cc
+    native/engine/probes.cc
+    native/engine/rates.cc
     native/engine/registry.cc
     native/engine/socket.cc
+    native/engine/status.cc
+    native/engine/stream.cc
+    native/engine/tcp_info.cc
     native/engine/transfer.cc
-    native/engine/transfers.cc)
+    native/engine/transfers.cc
+    native/engine/under_way.cc)

@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "engine/connections.h"
+#include "engine/kept.h"
 #include "engine/link.h"
 #include "engine/loop.h"
 #include "engine/pool.h"
+#include "engine/probes.h"
 #include "engine/registry.h"
 #include "engine/transfer.h"
 
@@ -21,8 +23,8 @@ namespace atoll_core::engine {
 
 class Transfers final : public LinkClient, public ConnectionsClient {
  public:
-  Transfers(Loop& loop, Pool& pool, Registry& registry, Connections& connections,
-            Counters& counters, Seconds connect_timeout);
+  Transfers(Loop& loop, Pool& pool, Registry& registry, Connections& connections, Probes& probes,
+            Counters& counters, Seconds progress_timeout);
 
   // `plan` is checked and its op admitted.
   void start(Plan plan, Layout layout, Buffers buffers, Seconds deadline);
@@ -36,7 +38,10 @@ class Transfers final : public LinkClient, public ConnectionsClient {
   std::optional<Outgoing> next(Link& link) override;
   void moved(const OpId& op, std::size_t sent_bytes, std::size_t received_bytes) override;
   void on_link_up(Link& link, std::size_t hello_sent, std::size_t hello_received) override;
-  void on_link_lost(const NodeName& node, const std::string& reason) override;
+  void on_link_lost(const Link& link, Link* left) override;
+  void on_node_lost(const NodeName& node, const std::string& reason) override;
+  void on_node_restarted(const NodeName& node) override;
+  bool needs(const NodeName& node) const override;
 
  private:
   using Edges = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
@@ -45,21 +50,31 @@ class Transfers final : public LinkClient, public ConnectionsClient {
   // dropped.
   Transfer* running(const Frame& frame);
   void on_begin(Link& link, const Frame& frame);
+  void on_ack(Transfer& transfer, std::uint32_t from, const Frame& frame);
+  bool answered_without_op(Link& link, const Frame& frame);
+  void answer_late(Link& link, const Frame& begin);
   void on_payload(Link& link, Transfer& transfer, const Frame& frame, bool kept);
-  // Tells the other end that its data may come, and learns whether ours may. False if that ended
-  // the op.
+  std::shared_ptr<Kept> kept_for(const OpId& op, Slab* slab);
+  // Tells the other end that its data may come, and learns whether ours may; again wherever a link
+  // may have lost that. False if that ended the op.
   bool introduce(Transfer& transfer, std::uint32_t node, Link& link);
-  bool credit(Transfer& transfer, std::uint32_t node, std::uint64_t plan_digest);
+  bool meet(Transfer& transfer, std::uint32_t node, const Frame& begin, Link& link);
+  static void tell(Transfer& transfer, std::uint32_t node, Link& link);
+  static Frame begin_frame(const Transfer& transfer, bool wait);
+  static Frame ack_frame(const Transfer& transfer, Piece piece);
 
   void begin_sum(Transfer& transfer, std::uint32_t chunk);
   void end_sum(const OpId& op, std::uint32_t chunk, const Sum& sum);
 
   // In endings.cc.
   void expire(Transfer& transfer, Time now);
-  bool check_connected(Transfer& transfer, Time now);
   void keep_alive(Transfer& transfer, Time now);
+  std::vector<NodeName> silent_nodes(Time now);
+  Edges edges_with(Transfer& transfer, std::uint32_t node) const;
+  std::vector<Transfer*> waiting_for(const NodeName& node) const;
   Edges late_edges(Transfer& transfer, Time now);
 
+  static bool all_told(Transfer& transfer);
   void end_if_done(Transfer& transfer);
   void end(Transfer& transfer, bool ok, std::string reason, Edges broken);
   void give_report(const OpId& op);
@@ -68,13 +83,17 @@ class Transfers final : public LinkClient, public ConnectionsClient {
   Pool& pool_;
   Registry& registry_;
   Connections& connections_;
+  Probes& probes_;
   Counters& counters_;
-  Clock::duration connect_timeout_;
+  Clock::duration progress_timeout_;
+  Time last_tick_{};
+  Time awake_since_{};  // before, this process itself was paused
   std::map<OpId, std::unique_ptr<Transfer>> running_;
-  std::map<OpId, std::unique_ptr<Transfer>> ending_;  // their reports wait for sums under way
-  std::map<NodeName, std::map<OpId, std::uint64_t>>
-      early_begins_;  // plan digests of ops that began elsewhere first
-  Slab spare_;
+  std::map<OpId, std::unique_ptr<Transfer>> ending_;        // their reports wait for sums under way
+  std::map<NodeName, std::map<OpId, Frame>> early_begins_;  // of ops that began elsewhere first
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::shared_ptr<Kept>>
+      kept_;                                  // by fragment and round
+  std::map<OpId, std::uint64_t> ended_well_;  // plan digests of the newest
 };
 
 }  // namespace atoll_core::engine

@@ -1,7 +1,7 @@
 #include "kernels/codec.h"
 
 #include <algorithm>
-#include <array>
+#include <cstring>
 #include <vector>
 
 #include "kernels/float_mode.h"
@@ -10,10 +10,9 @@
 namespace atoll_core {
 namespace {
 
-constexpr std::array<CodecLayout, kNumCodecs> kLayouts = {{
-    {.name = "fp32", .block = 256, .header_bytes = 0, .bits = 32},
-    {.name = "int8", .block = 256, .header_bytes = 4, .bits = 8},
-}};
+constexpr std::int64_t kCacheElements = 4 << 20;  // what is larger would not stay in it anyway
+// Summed at once: whole blocks of every codec that are still in cache when they are checked.
+constexpr std::int64_t kCheckedElements = 16 << 10;
 
 const CodecLoops& codec_loops(Codec codec) {
   return loops().codecs[static_cast<std::size_t>(codec)];
@@ -44,11 +43,6 @@ bool each_run(Codec codec, Boundaries boundaries, std::int64_t start, std::int64
 
 }  // namespace
 
-std::int64_t CodecLayout::run_bytes(std::int64_t numel) const {
-  const std::int64_t tail = numel % block;
-  return numel / block * block_bytes(block) + (tail > 0 ? block_bytes(tail) : 0);
-}
-
 std::optional<Codec> find_codec(std::string_view name) {
   for (std::size_t i = 0; i < kNumCodecs; ++i) {
     if (kLayouts[i].name == name) return static_cast<Codec>(i);
@@ -56,7 +50,11 @@ std::optional<Codec> find_codec(std::string_view name) {
   return std::nullopt;
 }
 
-const CodecLayout& layout(Codec codec) { return kLayouts[static_cast<std::size_t>(codec)]; }
+std::string codec_names() {
+  std::string names;
+  for (const CodecLayout& one : kLayouts) names.append(names.empty() ? "" : ", ").append(one.name);
+  return names;
+}
 
 bool valid_boundaries(Boundaries boundaries) {
   return !boundaries.empty() && boundaries.front() == 0 &&
@@ -97,7 +95,9 @@ bool encode_range(Codec codec, Boundaries boundaries, std::int64_t start, std::i
 void decode_range(Codec codec, Boundaries boundaries, std::int64_t start, std::int64_t stop,
                   const std::uint8_t* data, float* out) {
   const FloatMode mode;
-  const auto decode = codec_loops(codec).decode;
+  const bool fits_cache = stop - start < kCacheElements;
+  const auto decode =
+      fits_cache ? codec_loops(codec).decode : codec_loops(codec).decode_past_cache;
   each_run(codec, boundaries, start, stop,
            [&](std::int64_t element, std::int64_t byte, std::int64_t count) {
              decode(data + byte, static_cast<std::size_t>(count), out + element);
@@ -107,19 +107,64 @@ void decode_range(Codec codec, Boundaries boundaries, std::int64_t start, std::i
 
 bool reduce_range(Codec codec, Boundaries boundaries, std::int64_t start, std::int64_t stop,
                   std::span<const std::uint8_t* const> contributions,
-                  std::span<const std::uint64_t> weights, std::uint8_t* out) {
+                  std::span<const std::uint64_t> weights, std::uint8_t* out, Checksum* checksum) {
   const FloatMode mode;
-  const std::vector<float> rounded(weights.begin(), weights.end());
+  const CodecLoops& loops = codec_loops(codec);
+  std::vector<const std::uint8_t*> counted;
+  std::vector<float> rounded;
   std::uint64_t total = 0;
-  for (const std::uint64_t weight : weights) total += weight;
-  const Contributions from = {contributions.data(), rounded.data(), contributions.size(),
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] == 0) continue;
+    counted.push_back(contributions[i]);
+    rounded.push_back(static_cast<float>(weights[i]));
+    total += weights[i];
+  }
+  if (counted.size() == 1) {
+    const auto bytes = static_cast<std::size_t>(range_bytes(codec, boundaries, start, stop));
+    std::memmove(out, counted.front(), bytes);
+    return each_run(codec, boundaries, start, stop,
+                    [&](std::int64_t, std::int64_t byte, std::int64_t count) {
+                      return loops.finite(out + byte, static_cast<std::size_t>(count));
+                    });
+  }
+  const Contributions from = {counted.data(), rounded.data(), counted.size(),
                               static_cast<float>(total)};
-  const auto reduce = codec_loops(codec).reduce;
+  return each_run(
+      codec, boundaries, start, stop, [&](std::int64_t, std::int64_t byte, std::int64_t count) {
+        while (count > 0) {
+          const std::int64_t part = std::min(count, kCheckedElements);
+          const auto at = static_cast<std::size_t>(byte);
+          if (!loops.reduce(from, at, static_cast<std::size_t>(part), out + at)) return false;
+          byte += layout(codec).run_bytes(part);
+          count -= part;
+          if (checksum != nullptr) checksum->advance(static_cast<std::size_t>(byte));
+        }
+        return true;
+      });
+}
+
+bool encode_range_with_feedback(Codec codec, Boundaries boundaries, std::int64_t start,
+                                std::int64_t stop, const float* delta, const float* residual,
+                                float beta, std::uint8_t* out) {
+  const FloatMode mode;
+  const auto encode = codec_loops(codec).encode_fed;
   return each_run(codec, boundaries, start, stop,
-                  [&](std::int64_t, std::int64_t byte, std::int64_t count) {
-                    return reduce(from, static_cast<std::size_t>(byte),
+                  [&](std::int64_t element, std::int64_t byte, std::int64_t count) {
+                    return encode(delta + element, residual + element, beta,
                                   static_cast<std::size_t>(count), out + byte);
                   });
+}
+
+void update_residual(Codec codec, Boundaries boundaries, std::int64_t start, std::int64_t stop,
+                     const float* delta, float beta, const std::uint8_t* data, float* residual) {
+  const FloatMode mode;
+  const auto update = codec_loops(codec).update_residual;
+  each_run(codec, boundaries, start, stop,
+           [&](std::int64_t element, std::int64_t byte, std::int64_t count) {
+             update(delta + element, beta, data + byte, static_cast<std::size_t>(count),
+                    residual + element);
+             return true;
+           });
 }
 
 }  // namespace atoll_core

@@ -8,8 +8,8 @@
 namespace atoll_core {
 namespace {
 
-// splitmix64's finaliser: spreads a sum over all 64 bits.
-std::uint64_t finish(std::uint64_t sum) {
+// splitmix64's finaliser: over all 64 bits.
+std::uint64_t spread(std::uint64_t sum) {
   sum = (sum ^ (sum >> 30)) * 0xbf58476d1ce4e5b9;
   sum = (sum ^ (sum >> 27)) * 0x94d049bb133111eb;
   return sum ^ (sum >> 31);
@@ -50,19 +50,31 @@ std::array<std::uint8_t, 16> digest_bytes(const void* data, std::size_t size) {
   const auto tail = tail_word<std::uint32_t>(data, size);
   Digest sum = loops().digest_words(data, words, 0);
   add(sum, loops().digest_words(&tail, 1, words * kKeyStep));
-  sum = {finish(sum.a + size), finish(sum.b ^ finish(size))};
+  sum = {spread(sum.a + size), spread(sum.b ^ spread(size))};
   std::array<std::uint8_t, 16> bytes;
   std::memcpy(bytes.data(), &sum, bytes.size());
   return bytes;
 }
 
-std::uint64_t checksum64(const void* data, std::size_t size, std::uint64_t seed) {
+Checksum::Checksum(const void* data, std::uint64_t seed)
+    : data_(static_cast<const std::uint8_t*>(data)), key_(spread(seed + kKeyStep)) {}
+
+void Checksum::advance(std::size_t size) {
   const std::size_t words = size / 8;
-  const auto tail = tail_word<std::uint64_t>(data, size);
-  const std::uint64_t key = finish(seed + kKeyStep);
-  const std::uint64_t sum = loops().checksum_words(data, words, key) +
-                            loops().checksum_words(&tail, 1, key + words * kKeyStep);
-  return finish(sum ^ finish(size));
+  add(sum_,
+      loops().checksum_words(data_ + 8 * words_, words - words_, key_ + words_ * kKeyStep));
+  words_ = words;
+}
+
+std::uint64_t Checksum::finish(std::size_t size) {
+  advance(size);
+  const auto tail = tail_word<std::uint64_t>(data_, size);
+  add(sum_, loops().checksum_words(&tail, 1, key_ + words_ * kKeyStep));
+  return spread(sum_.a + spread(sum_.b ^ spread(size)));
+}
+
+std::uint64_t checksum64(const void* data, std::size_t size, std::uint64_t seed) {
+  return Checksum(data, seed).finish(size);
 }
 
 }  // namespace atoll_core

@@ -12,11 +12,6 @@ void outer_step(std::span<float> anchor, std::span<float> velocity, std::span<co
                      rule.momentum, rule.nesterov);
 }
 
-void subtract(std::span<const float> anchor, std::span<const float> local, std::span<float> out) {
-  const FloatMode mode;
-  loops().subtract(anchor.data(), local.data(), anchor.size(), out.data());
-}
-
 double squared_norm(std::span<const float> values) {
   const FloatMode mode;
   return loops().squared_norm(values.data(), values.size());

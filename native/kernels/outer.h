@@ -1,4 +1,4 @@
-// The arithmetic of a commit: pseudo-gradient, outer step, norm. Plain IEEE operations, never
+// The arithmetic of a commit: outer step and norm. Plain IEEE operations, never
 // fused, so that every member computes the same bits.
 //
 // Owner: nobody. Threads: any, one per buffer. They cannot fail. Arrays do not overlap unless they
@@ -20,8 +20,6 @@ struct OuterRule {
 // else anchor - lr * v. Without momentum: anchor - lr * mean, and the velocity is not touched.
 void outer_step(std::span<float> anchor, std::span<float> velocity, std::span<const float> mean,
                 OuterRule rule);
-
-void subtract(std::span<const float> anchor, std::span<const float> local, std::span<float> out);
 
 // Sum of squares in fp64: eight interleaved sums, added pairwise. Not finite if any value is not.
 double squared_norm(std::span<const float> values);

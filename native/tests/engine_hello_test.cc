@@ -13,7 +13,7 @@ using Bytes = std::vector<std::uint8_t>;
 
 Credentials credentials(const std::string& peer, const std::string& run = "run",
                         Bytes key = {1, 2, 3}) {
-  return {run, {peer, 0}, std::move(key)};
+  return {run, {peer, 0}, std::move(key), 77};
 }
 
 Nonce nonce(std::uint8_t first) {
@@ -71,7 +71,7 @@ void other_runs_targets_and_versions_hear_nothing() {
   CHECK(meet(credentials("a", "other"), credentials("b"), {"b", 0}).said_to_stranger == 0);
   CHECK(meet(credentials("a"), credentials("b"), {"c", 0}).said_to_stranger == 0);
   CHECK(meet(credentials("a"), credentials("b"), {"b", 1}).said_to_stranger == 0);
-  const auto other_version = [](Bytes& hello) { hello[8] = 2; };
+  const auto other_version = [](Bytes& hello) { hello[8] = 1; };
   CHECK(meet(credentials("a"), credentials("b"), {"b", 0}, other_version).said_to_stranger == 0);
 }
 

@@ -13,8 +13,23 @@ namespace {
 
 using namespace atoll_core::engine;
 
-// `world` nodes; lanes are stars with random roots and sources; everybody is a sink, or only some
-// are.
+// A random tree over some of the nodes: each hangs under one that was there before.
+std::vector<std::uint32_t> random_parents(std::uint32_t root,
+                                          const std::vector<std::uint32_t>& nodes,
+                                          std::uint32_t world, std::mt19937& random) {
+  std::vector<std::uint32_t> parents(world, kNobody);
+  std::vector<std::uint32_t> there = {root};
+  parents[root] = root;
+  for (const std::uint32_t node : nodes) {
+    if (node == root) continue;
+    parents[node] = there[random() % there.size()];
+    there.push_back(node);
+  }
+  return parents;
+}
+
+// `world` nodes; lanes are random trees, or stars, with random roots and sources; everybody hears
+// the result, or only some do.
 Plan random_plan(std::uint32_t world, std::mt19937& random) {
   Plan plan;
   for (std::uint32_t i = 0; i < world; ++i)
@@ -29,8 +44,19 @@ Plan random_plan(std::uint32_t world, std::mt19937& random) {
   };
   const std::uint32_t num_lanes = 1 + random() % 4;
   for (std::uint32_t i = 0; i < num_lanes; ++i) {
-    Lane lane{static_cast<std::uint32_t>(random() % world), some(true), {}, some(false)};
+    const std::uint32_t root = random() % world;
+    Lane lane = star(root, some(true), {}, some(false), world);
     lane.weights.assign(lane.sources.size(), 1);
+    if (random() % 3 != 0) {
+      std::vector<std::uint32_t> nodes = lane.sources;
+      for (std::uint32_t node = 0; node < world; ++node) {
+        const bool passes_on = random() % 2 == 0 && std::ranges::find(nodes, node) == nodes.end();
+        if (passes_on) nodes.push_back(node);
+      }
+      std::ranges::shuffle(nodes, random);
+      lane.up = random_parents(root, nodes, world, random);
+      lane.down = random_parents(root, some(false), world, random);
+    }
     plan.lanes.push_back(lane);
   }
   const std::uint32_t num_chunks = random() % 7;
@@ -50,9 +76,31 @@ struct Message {
 class World {
  public:
   World(const Plan& plan, std::mt19937& random)
-      : plan_(plan), random_(random), sums_(plan.chunk_lanes.size(), 0) {
+      : plan_(plan), random_(random), layouts_(plan.nodes.size()), sums_(plan.chunk_lanes.size()) {
     for (std::uint32_t node = 0; node < plan.nodes.size(); ++node) {
-      books_.push_back(std::make_unique<OpBook>(plan, node));
+      CHECK(check_plan(plan, plan.nodes[node].name, &layouts_[node]).ok());
+      books_.push_back(std::make_unique<OpBook>(plan, layouts_[node]));
+    }
+  }
+
+  // Some nodes hold already what an earlier attempt has brought them, and say so before all else.
+  void hold_some() {
+    for (std::uint32_t to = 0; to < books_.size(); ++to) {
+      for (std::uint32_t from = 0; from < books_.size(); ++from) {
+        for (std::uint32_t c = 0; c < plan_.chunk_lanes.size(); ++c) {
+          for (const Phase phase : {Phase::kContribution, Phase::kFinished}) {
+            const Piece piece{phase, c};
+            if (random_() % 3 != 0 || books_[to]->expects(from, piece) != Expected::kNew) continue;
+            books_[to]->hold(from, piece);
+            books_[from]->acked(to, piece);
+          }
+        }
+      }
+    }
+  }
+
+  void begin() {
+    for (std::uint32_t node = 0; node < books_.size(); ++node) {
       for (const std::uint32_t chunk : books_[node]->complete_at_start())
         to_sum_.emplace_back(node, chunk);
     }
@@ -61,7 +109,7 @@ class World {
   bool step() {
     if (!to_sum_.empty() && (messages_.empty() || random_() % 2 == 0)) {
       const auto [node, chunk] = take(to_sum_);
-      ++sums_[chunk];
+      sums_[chunk].push_back(node);
       books_[node]->summed(chunk);
     } else if (!messages_.empty() && random_() % 2 == 0) {
       deliver(take(messages_));
@@ -75,9 +123,14 @@ class World {
   void check_end() {
     for (std::uint32_t node = 0; node < books_.size(); ++node) {
       CHECK(books_[node]->done());
-      CHECK(books_[node]->partners().empty());
+      for (std::uint32_t other = 0; other < books_.size(); ++other)
+        CHECK(!books_[node]->needs(other));
     }
-    CHECK(std::ranges::all_of(sums_, [](int count) { return count == 1; }));
+    for (std::uint32_t c = 0; c < sums_.size(); ++c) {
+      std::ranges::sort(sums_[c]);
+      CHECK(std::ranges::adjacent_find(sums_[c]) == sums_[c].end());
+      CHECK(std::ranges::find(sums_[c], plan_.lanes[lane_of(c)].root) != sums_[c].end());
+    }
   }
 
  private:
@@ -120,21 +173,26 @@ class World {
     if (random_() % 4 == 0) messages_.push_back({message.to, message.from, message.piece, true});
   }
 
+  std::size_t lane_of(std::uint32_t chunk) const {
+    return static_cast<std::size_t>(plan_.chunk_lanes[chunk]);
+  }
+
   const Plan& plan_;
   std::mt19937& random_;
+  std::vector<Layout> layouts_;
   std::vector<std::unique_ptr<OpBook>> books_;
   std::vector<Message> messages_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> to_sum_;
-  std::vector<int> sums_;
+  std::vector<std::vector<std::uint32_t>> sums_;  // by chunk: the nodes that summed it
 };
 
 void any_order_of_events_ends_well() {
   for (unsigned seed = 0; seed < 2000; ++seed) {
     std::mt19937 random(seed);
     const Plan plan = random_plan(1 + seed % 9, random);
-    Layout layout;
-    for (const Node& node : plan.nodes) CHECK(check_plan(plan, node.name, &layout).ok());
     World world(plan, random);
+    if (seed % 2 == 0) world.hold_some();
+    world.begin();
     while (world.step()) {
     }
     const int before = atoll_test::failures();
@@ -143,10 +201,20 @@ void any_order_of_events_ends_well() {
   }
 }
 
+struct Booked {
+  explicit Booked(const Plan& plan, std::uint32_t node)
+      : checked(check_plan(plan, plan.nodes[node].name, &layout).ok()), book(plan, layout) {
+    CHECK(checked);
+  }
+  Layout layout;
+  bool checked;
+  OpBook book;
+};
+
 Plan star_of_three() {
   Plan plan;
   for (const char* peer : {"a", "b", "c"}) plan.nodes.push_back({{peer, 0}, "h", 1});
-  plan.lanes = {{0, {0, 1, 2}, {1, 1, 1}, {0, 1, 2}}, {1, {0, 2}, {1, 1}, {0, 1}}};
+  plan.lanes = {star(0, {0, 1, 2}, {1, 1, 1}, {0, 1, 2}, 3), star(1, {0, 2}, {1, 1}, {0, 1}, 3)};
   plan.boundaries = {0, 512};
   plan.chunk_starts = {0, 256, 512};
   plan.chunk_lanes = {0, 1};
@@ -155,7 +223,8 @@ Plan star_of_three() {
 
 void what_does_not_belong_is_never_expected() {
   const Plan plan = star_of_three();
-  const OpBook book(plan, 0);
+  Booked booked(plan, 0);
+  const OpBook& book = booked.book;
   CHECK(book.expects(1, {Phase::kContribution, 0}) == Expected::kNew);
   CHECK(book.expects(0, {Phase::kContribution, 0}) == Expected::kNever);  // from itself
   CHECK(book.expects(1, {Phase::kContribution, 1}) == Expected::kNever);  // not rooted here
@@ -163,14 +232,14 @@ void what_does_not_belong_is_never_expected() {
   CHECK(book.expects(2, {Phase::kFinished, 1}) == Expected::kNever);  // not its root
   CHECK(book.expects(1, {Phase::kFinished, 0}) == Expected::kNever);  // rooted here
   CHECK(book.expects(1, {Phase::kFinished, 2}) == Expected::kNever);  // no such chunk
-  const OpBook third(plan, 2);
-  CHECK(third.expects(1, {Phase::kFinished, 1}) == Expected::kNever);  // no sink of that lane
+  Booked third(plan, 2);
+  CHECK(third.book.expects(1, {Phase::kFinished, 1}) == Expected::kNever);  // no sink of that lane
 }
 
-void acks_before_their_time_or_from_strangers_change_nothing() {
+void acks_of_strangers_change_nothing() {
   const Plan plan = star_of_three();
-  OpBook book(plan, 0);
-  book.acked(1, {Phase::kFinished, 0});  // not summed yet
+  Booked booked(plan, 0);
+  OpBook& book = booked.book;
   book.acked(2, {Phase::kContribution, 1});
   book.acked(1, {Phase::kContribution, 9});
   CHECK(book.owes(1) && book.waits_for_ack_of(1));
@@ -180,9 +249,64 @@ void acks_before_their_time_or_from_strangers_change_nothing() {
   CHECK(!book.done());
 }
 
+void what_the_other_end_holds_is_not_sent() {
+  const Plan plan = star_of_three();
+  Booked booked(plan, 0);
+  OpBook& book = booked.book;
+  book.acked(1, {Phase::kFinished, 0});  // from an earlier attempt: it is not even summed here
+  book.acked(1, {Phase::kContribution, 1});
+  CHECK(!book.next(1));
+  CHECK(!book.owes(1));
+  book.hold(1, {Phase::kContribution, 0});
+  CHECK((book.held_from(1) == std::vector<Piece>{{Phase::kContribution, 0}}));
+  CHECK(book.complete_at_start().empty());
+  CHECK(book.received(2, {Phase::kContribution, 0}));
+  book.summed(0);
+  CHECK(!book.next(1));
+  CHECK((book.next(2) == Piece{Phase::kFinished, 0}));
+}
+
+// a -> b -> c, and c's bytes come back to b and from b to a.
+void a_chain_sums_on_its_way() {
+  Plan plan = star_of_three();
+  plan.lanes = {{2, {0, 1, 2}, {3, 4, 5}, {1, 2, 2}, {1, 2, 2}}};
+  plan.chunk_lanes = {0, 0};
+  Booked middle(plan, 1);
+  const Station& here = middle.layout.stations[0];
+  CHECK(here.inputs.size() == 2 && here.inputs[0].node == 0 && here.inputs[0].weight == 3);
+  CHECK(here.inputs[1].node == 1 && here.inputs[1].weight == 4);
+  CHECK(here.parent == 2 && here.feeder == 2 && here.below == std::vector<std::uint32_t>{0});
+  CHECK(!middle.book.next(2));
+  CHECK(middle.book.received(0, {Phase::kContribution, 0}));
+  middle.book.summed(0);
+  CHECK((middle.book.next(2) == Piece{Phase::kContribution, 0}));
+  CHECK(!middle.book.received(2, {Phase::kFinished, 0}));
+  CHECK((middle.book.next(0) == Piece{Phase::kFinished, 0}));
+  Booked root(plan, 2);
+  CHECK(root.layout.stations[0].inputs[0].weight == 7);
+}
+
+void trees_that_lead_nowhere_are_refused() {
+  const auto refused = [](std::vector<std::uint32_t> up, std::vector<std::uint32_t> down) {
+    Plan plan = star_of_three();
+    plan.lanes[0].up = std::move(up);
+    plan.lanes[0].down = std::move(down);
+    Layout layout;
+    return !check_plan(plan, {"a", 0}, &layout).ok();
+  };
+  CHECK(!refused({0, 2, 0}, {0, 0, 1}));
+  CHECK(refused({0, 2, 1}, {0, 0, 0}));        // a circle
+  CHECK(refused({0, kNobody, 0}, {0, 0, 0}));  // a source that goes nowhere
+  CHECK(refused({0, 0}, {0, 0, 0}));
+  CHECK(refused({0, 0, 3}, {0, 0, 0}));
+  CHECK(refused({1, 0, 0}, {0, 0, 0}));
+  CHECK(refused({0, 0, 0}, {0, kNobody, 1}));  // below somebody who hears nothing
+}
+
 void contributions_go_before_finished_chunks() {
   const Plan plan = star_of_three();
-  OpBook book(plan, 0);
+  Booked booked(plan, 0);
+  OpBook& book = booked.book;
   book.received(1, {Phase::kContribution, 0});
   CHECK(book.received(2, {Phase::kContribution, 0}));
   book.summed(0);
@@ -195,9 +319,10 @@ void contributions_go_before_finished_chunks() {
 void a_world_of_one_needs_nobody() {
   Plan plan = star_of_three();
   plan.nodes.resize(1);
-  plan.lanes = {{0, {0}, {5}, {0}}};
+  plan.lanes = {star(0, {0}, {5}, {0}, 1)};
   plan.chunk_lanes = {0, 0};
-  OpBook book(plan, 0);
+  Booked booked(plan, 0);
+  OpBook& book = booked.book;
   CHECK(book.partners().empty());
   CHECK((book.complete_at_start() == std::vector<std::uint32_t>{0, 1}));
   CHECK(!book.done());
@@ -221,6 +346,8 @@ void plans_differ_in_their_digests() {
       [](Plan& p) { p.nodes[1].port = 99; }));  // an address may look different from elsewhere
   CHECK(differs([](Plan& p) { p.nodes[1].name.peer.push_back('x'); }));
   CHECK(differs([](Plan& p) { p.lanes[0].weights[2] = 2; }));
+  CHECK(differs([](Plan& p) { p.lanes[0].up[2] = 1; }));
+  CHECK(differs([](Plan& p) { p.nodes[1].stamp = 7; }));
   CHECK(differs([](Plan& p) { std::swap(p.lanes[0].sources[0], p.lanes[0].sources[1]); }));
   CHECK(differs([](Plan& p) { p.codec = atoll_core::Codec::kInt8; }));
   CHECK(differs([](Plan& p) { p.boundaries = {0, 256, 512}; }));
@@ -232,7 +359,10 @@ void plans_differ_in_their_digests() {
 int main() {
   any_order_of_events_ends_well();
   what_does_not_belong_is_never_expected();
-  acks_before_their_time_or_from_strangers_change_nothing();
+  acks_of_strangers_change_nothing();
+  what_the_other_end_holds_is_not_sent();
+  a_chain_sums_on_its_way();
+  trees_that_lead_nowhere_are_refused();
   contributions_go_before_finished_chunks();
   a_world_of_one_needs_nobody();
   plans_differ_in_their_digests();

@@ -20,7 +20,13 @@ constexpr std::int64_t kNumel = 200'000;  // 800 kB in fp32, in chunks of 16 kB
 NodeName name_of(std::uint32_t node) { return {std::string(1, static_cast<char>('a' + node)), 0}; }
 
 std::unique_ptr<Engine> open(std::uint32_t node) {
-  Options options{"run", name_of(node), {1, 2, 3}, "127.0.0.1", 0, Seconds(20), 2};
+  Options options;
+  options.run = "run";
+  options.self = name_of(node);
+  options.session_key = {1, 2, 3};
+  options.bind_host = "127.0.0.1";
+  options.connect_timeout = options.progress_timeout = Seconds(20);
+  options.num_workers = 2;
   std::unique_ptr<Engine> engine;
   CHECK(Engine::create(options, &engine).ok());
   return engine;
@@ -29,14 +35,16 @@ std::unique_ptr<Engine> open(std::uint32_t node) {
 Plan plan_of(const std::vector<std::unique_ptr<Engine>>& engines, OpId op) {
   Plan plan;
   plan.op = op;
+  plan.connections = 1 + op.round % 3;
   plan.boundaries = {0, kNumel};
   std::vector<std::uint32_t> all;
   for (std::uint32_t i = 0; i < engines.size(); ++i) {
-    plan.nodes.push_back({name_of(i), "127.0.0.1", engines[i]->port()});
+    plan.nodes.push_back({name_of(i), "127.0.0.1", engines[i]->port(), i + 1});
     all.push_back(i);
   }
   for (const std::uint32_t root : all) {
-    plan.lanes.push_back({root, all, std::vector<std::uint64_t>(all.size(), 1), all});
+    plan.lanes.push_back(
+        star(root, all, std::vector<std::uint64_t>(all.size(), 1), all, all.size()));
   }
   for (std::int64_t start = 0; start < kNumel; start += 4096) {
     plan.chunk_starts.push_back(start);

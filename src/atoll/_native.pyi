@@ -10,11 +10,32 @@ from numpy.typing import NDArray
 def encode(
     codec: str, boundaries: NDArray[np.int64], values: NDArray[np.float32], out: NDArray[np.uint8]
 ) -> bool:
-    """Encode all of `values` into `out` (wire bytes, block after block). False if a value is not finite (out unspecified)."""
+    """Encode all of `values` into `out` (wire bytes, block after block). False if a value is not finite, or would not be
+    once encoded (out unspecified)."""
 
 def decode(
     codec: str, boundaries: NDArray[np.int64], data: NDArray[np.uint8], out: NDArray[np.float32]
 ) -> None: ...
+def encode_with_feedback(
+    codec: str,
+    boundaries: NDArray[np.int64],
+    delta: NDArray[np.float32],
+    residual: NDArray[np.float32],
+    beta: float,
+    out: NDArray[np.uint8],
+) -> bool:
+    """`encode` of delta + fp32(beta) * residual (two roundings), in one pass; the residual is only read."""
+
+def update_residual(
+    codec: str,
+    boundaries: NDArray[np.int64],
+    delta: NDArray[np.float32],
+    beta: float,
+    data: NDArray[np.uint8],
+    residual: NDArray[np.float32],
+) -> None:
+    """In place: residual = (delta + fp32(beta) * residual) - decode(data), three roundings."""
+
 def weighted_mean(
     codec: str,
     boundaries: NDArray[np.int64],
@@ -23,7 +44,8 @@ def weighted_mean(
     out: NDArray[np.uint8],
 ) -> bool:
     """The reduction formula, on whole vectors: acc = 0; for each in order: acc = acc + fp32(w) * x (two roundings);
-    out = encode(acc / fp32(sum of w)). False if the mean is not finite. The engine uses the same code per chunk."""
+    out = encode(acc / fp32(sum of w)). Those of weight 0 are left out; if one is left, out is a copy of it. False if
+    the mean is not finite. The engine uses the same code per chunk."""
 
 def outer_step(
     anchor: NDArray[np.float32],
@@ -43,7 +65,6 @@ def digest_pieces(values: NDArray[np.float32], start: int, piece: int) -> NDArra
 def digest_bytes(data: NDArray[np.uint8]) -> bytes:
     """16 bytes that depend on every byte and its position."""
 
-def subtract(anchor: NDArray[np.float32], local: NDArray[np.float32], out: NDArray[np.float32]) -> None: ...
 def squared_norm(values: NDArray[np.float32]) -> float:
     """Sum of squares in fp64, in a fixed order. Not finite if any value is not."""
 
@@ -74,8 +95,21 @@ class Engine:
         port: int,
         connect_timeout_s: float,
         num_workers: int,
+        progress_timeout_s: float = 5.0,
+        congestion: str = "",
+        buffer_bytes: int = 0,
+        max_up_bytes_per_s: float = 0.0,
+        max_down_bytes_per_s: float = 0.0,
+        tls_certificates: str = "",
+        tls_key: str = "",
+        tls_authorities: str = "",
     ) -> None:
-        """Raises OSError (errno set) if the address cannot be bound."""
+        """Raises OSError (errno set) if the address cannot be bound, ValueError for options that make no sense.
+
+        A node from which nothing came for `progress_timeout_s`, not even the answer to a ping, is lost to an op; one
+        without any link, after the smaller of the two timeouts. `congestion` is the sockets' congestion control, ""
+        the system's. `buffer_bytes` of each socket, 0: the system tunes them. The rates hold over all links together, 0:
+        no limit. TLS in PEM: own certificate and chain, its key, the authorities that are believed; all empty: plain TCP."""
     @property
     def port(self) -> int: ...
     def set_session_key(self, session_key: bytes) -> None: ...
@@ -83,8 +117,8 @@ class Engine:
         self,
         *,
         op: tuple[int, int, int, int],
-        nodes: list[tuple[str, int, str, int]],
-        lanes: list[tuple[int, list[int], list[int], list[int]]],
+        nodes: list[tuple[str, int, str, int, int]],
+        lanes: list[tuple[int, list[int], list[int], list[int], list[int]]],
         codec: str,
         boundaries: NDArray[np.int64],
         chunk_starts: NDArray[np.int64],
@@ -92,19 +126,32 @@ class Engine:
         contribution: NDArray[np.uint8] | None,
         result: NDArray[np.uint8],
         deadline_s: float,
+        connections: int = 1,
     ) -> None:
-        """Begin an op and return at once. nodes: (peer, rank, host, port); lanes: (root node, source nodes in sum order,
-        their weights, sink nodes). ValueError for a malformed plan, for an op that is known already, or for one that was
+        """Begin an op and return at once. nodes: (peer, rank, host, port, stamp of what it contributes or 0);
+        lanes: (root node, source nodes in sum order, their weights, by node where it sends to and where it hears from, -1
+        for neither); connections: so many links are kept with every node that data is exchanged with, 1 to 64.
+        ValueError for a malformed plan, for an op that is known already, or for one that was
         aborted before it began (then nothing is started). Keeps references to the arrays until the op has ended."""
     def wait(
         self, op: tuple[int, int, int, int], timeout_s: float
-    ) -> tuple[bool, str, list[tuple[int, int]], dict[str, float]] | None:
+    ) -> (
+        tuple[bool, str, list[tuple[int, int]], dict[str, float], list[tuple[int, int, float, float]]] | None
+    ):
         """Blocks without the interpreter lock. None if still running after `timeout_s`; else (ok, reason, broken (from, to)
-        node pairs, {sent_bytes, received_bytes, wire_s, encode_s}). Once it has returned a report, the op is forgotten
+        node pairs, {sent_bytes, received_bytes, wire_s, encode_s}, rates). rates: (from, to, bytes/s, round trip in s or 0)
+        of every directed link that carried at least 256 KiB; -1 stands for all others together. Once it has returned a report, the op is forgotten
         (its id stays refused) and no thread reads or writes its buffers."""
     def abort(self, op: tuple[int, int, int, int]) -> None:
         """From any thread; the op's wait returns within 100 ms. An unknown op is remembered as aborted."""
+    def probe(
+        self, nodes: list[tuple[str, int, str, int]], bytes: int, deadline_s: float, connections: int = 1
+    ) -> list[tuple[float, float, str]]:
+        """Measure the way to each (peer, rank, host, port) by sending it `bytes`, in time that no op needs. Blocks, without
+        the interpreter lock, at most `deadline_s`. For each node (bytes/s, round trip in s, "") or (0, 0, why not)."""
     def stats(self) -> dict[str, int]:
         """Totals since the start: sent_bytes, received_bytes (counted at the sockets), connections, refused_hellos,
-        dropped_frames, open_fds."""
+        broken_links, dropped_frames, open_fds."""
     def close(self) -> None: ...
+
+def tls_is_built() -> bool: ...

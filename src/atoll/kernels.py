@@ -33,7 +33,8 @@ Table = NDArray[np.uint64]
 
 
 def encode(codec: str, boundaries: Int64s, values: Floats, out: Bytes) -> bool:
-    """Write `values` to `out` as wire bytes. False, with `out` unspecified, if a value is not finite."""
+    """Write `values` to `out` as wire bytes. False, with `out` unspecified, if a value is not finite, or too large for
+    the codec (bf16, fp16)."""
     return _native.encode(codec, boundaries, values, out)
 
 
@@ -42,13 +43,30 @@ def decode(codec: str, boundaries: Int64s, data: Bytes, out: Floats) -> None:
     _native.decode(codec, boundaries, data, out)
 
 
+def encode_with_feedback(
+    codec: str, boundaries: Int64s, delta: Floats, residual: Floats, beta: float, out: Bytes
+) -> bool:
+    """`encode` of delta + beta * residual, in one pass and without a buffer for the sum. Changes only `out`."""
+    return _native.encode_with_feedback(codec, boundaries, delta, residual, beta, out)
+
+
+def update_residual(
+    codec: str, boundaries: Int64s, delta: Floats, beta: float, data: Bytes, residual: Floats
+) -> None:
+    """In place: residual = delta + beta * residual - what `data` decodes to.
+
+    `data` is what `encode_with_feedback` made of the same `delta`, `beta` and `residual`.
+    """
+    _native.update_residual(codec, boundaries, delta, beta, data, residual)
+
+
 def weighted_mean(
     codec: str, boundaries: Int64s, contributions: Sequence[Bytes], weights: Sequence[int], out: Bytes
 ) -> bool:
     """The reduction formula on whole vectors, to the bit what the engine computes per chunk.
 
-    Contributions are added in the order given; `out` may be one of them. False, with `out` unspecified, if
-    the mean is not finite. ValueError if the weights sum to zero.
+    Contributions are added in the order given, those of weight 0 left out; a single one is copied. `out` may be one
+    of them. False, with `out` unspecified, if the mean is not finite. ValueError if the weights sum to zero.
     """
     return _native.weighted_mean(codec, boundaries, list(contributions), list(weights), out)
 
@@ -62,11 +80,6 @@ def outer_step(
     without Nesterov. Without momentum: anchor -= lr * mean, and `velocity` is left alone.
     """
     _native.outer_step(anchor, velocity, mean, lr, momentum, nesterov)
-
-
-def subtract(anchor: Floats, local: Floats, out: Floats) -> None:
-    """out = anchor - local: the pseudo-gradient. `out` may be either of them."""
-    _native.subtract(anchor, local, out)
 
 
 def squared_norm(values: Floats) -> float:

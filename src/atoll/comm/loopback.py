@@ -10,10 +10,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from atoll import kernels
 from atoll.comm.base import Bytes
+from atoll.comm.trees import reduce_here
 from atoll.plan.grid import Grid
 from atoll.values import Edge, OpId, Plan, ReduceReport
 
@@ -90,12 +88,8 @@ class LoopbackHub:
         return meeting.outcome
 
     def _finish(self, meeting: _Meeting) -> None:
-        plan = meeting.plan
-        mean = np.empty(meeting.grid.wire_bytes(plan.codec), dtype=np.uint8)
-        contributions = [meeting.contributions[c.peer] for c in plan.contributions]
-        weights = [c.weight for c in plan.contributions]
-        if kernels.weighted_mean(plan.codec, meeting.grid.boundaries, contributions, weights, mean):
-            meeting.finished = mean
+        meeting.finished = reduce_here(meeting.plan, meeting.grid, meeting.contributions)
+        if meeting.finished is not None:
             meeting.outcome = ReduceReport(ok=True, reason="all contributions were summed")
         else:
             meeting.outcome = ReduceReport(

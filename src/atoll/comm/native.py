@@ -6,6 +6,9 @@ Threads: the engine owns its own (see `docs/threads.md`); `reduce` is called fro
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,34 +18,39 @@ from atoll.comm.base import Bytes
 from atoll.errors import LocalError
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
-from atoll.values import Edge, NodeId, OpId, Plan, ReduceReport, TransferStats
+from atoll.plan.trees import parents_of
+from atoll.values import Edge, LinkRate, NodeId, OpId, Plan, ReduceReport, TransferStats
 
 _LOOK_UP_S = 0.2
 """While it waits for the engine, Python looks up this often: a signal handler must get its turn."""
 
-_Report = tuple[bool, str, list[tuple[int, int]], dict[str, float]]
-_Lane = tuple[int, list[int], list[int], list[int]]
+_Report = tuple[bool, str, list[tuple[int, int]], dict[str, float], list[tuple[int, int, float, float]]]
+_Lane = tuple[int, list[int], list[int], list[int], list[int]]
+_NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A plan in the engine's terms. Nodes are named by their index in `nodes`."""
+    """A plan in the engine's terms. Nodes are named by their index in `nodes`; `stamps` name what each contributes."""
 
     nodes: tuple[NodeId, ...]
     addresses: tuple[tuple[str, int], ...]
+    stamps: tuple[int, ...]
     lanes: tuple[_Lane, ...]
 
 
 def expand(plan: Plan, rank: int) -> Expansion:
     """All ranks of all members are nodes; a lane joins those of number `rank`, which own the same range.
 
-    ValueError if a member has no such rank.
+    ValueError if a member has no such rank, or a lane does not fit the members.
     """
-    nodes, addresses = [], []
+    nodes, addresses, stamps = [], [], []
+    digests = {contribution.peer: contribution.digest for contribution in plan.contributions}
     for peer in plan.members:
         for number, info in enumerate(plan.ranks[peer]):
             nodes.append(NodeId(peer, number))
             addresses.append((info.host, info.port))
+            stamps.append(_stamp(digests.get(peer, "")))
     index = {node: position for position, node in enumerate(nodes)}
 
     def node_of(peer: str) -> int:
@@ -52,9 +60,38 @@ def expand(plan: Plan, rank: int) -> Expansion:
 
     sources = [node_of(contribution.peer) for contribution in plan.contributions]
     weights = [contribution.weight for contribution in plan.contributions]
-    sinks = [node_of(peer) for peer in plan.members]
-    lanes = tuple((node_of(lane.root), sources, weights, sinks) for lane in plan.lanes)
-    return Expansion(tuple(nodes), tuple(addresses), lanes)
+    of_member = [node_of(peer) for peer in plan.members]
+
+    def tree(parents: Sequence[int]) -> list[int]:
+        by_node = [_NOBODY] * len(nodes)
+        for node, parent in zip(of_member, parents, strict=True):
+            by_node[node] = of_member[parent] if parent >= 0 else _NOBODY
+        return by_node
+
+    lanes = []
+    for lane in plan.lanes:
+        up, down = parents_of(lane, plan.members)
+        lanes.append((node_of(lane.root), sources, weights, tree(up), tree(down)))
+    return Expansion(tuple(nodes), tuple(addresses), tuple(stamps), tuple(lanes))
+
+
+def _stamp(digest: str) -> int:
+    """64 bits that stand for a contribution's digest; 0 for none."""
+    return int.from_bytes(hashlib.sha256(digest.encode()).digest()[:8], "little") if digest else 0
+
+
+def tls_is_built() -> bool:
+    """Whether this build can speak TLS (it needs OpenSSL's headers)."""
+    return _native.tls_is_built()
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What a rank shows and whom it believes, in PEM. `certificates`: its own, then those that lead to an authority."""
+
+    certificates: str
+    key: str
+    authorities: str
 
 
 class NativeCommunicator:
@@ -71,10 +108,19 @@ class NativeCommunicator:
         port: int = 0,
         connect_timeout_s: float = 10.0,
         num_workers: int = 2,
+        progress_timeout_s: float = 5.0,
+        congestion: str = "",
+        max_up_bytes_per_s: float = 0.0,
+        max_down_bytes_per_s: float = 0.0,
+        tls: Tls | None = None,
     ) -> None:
         """`port` 0 lets the system choose. Raises LocalError if the address cannot be had.
 
-        `connect_timeout_s` bounds a connection and its hello, and how long a link may take no bytes from us.
+        `connect_timeout_s` bounds a connection and its hello. A node from which nothing came for `progress_timeout_s`,
+        not even an answer, is lost to the op. `congestion` names the sockets' congestion control, "" is the system's;
+        ValueError, with those there are, if the system has no such. The rates hold over all links together; 0 is no
+        limit. With `tls` all links are TLS 1.3 and both ends show certificates; ValueError if they are no use, or if
+        this build has no TLS.
         """
         self._rank = rank
         try:
@@ -87,6 +133,13 @@ class NativeCommunicator:
                 port=port,
                 connect_timeout_s=connect_timeout_s,
                 num_workers=num_workers,
+                progress_timeout_s=progress_timeout_s,
+                congestion=congestion,
+                max_up_bytes_per_s=max_up_bytes_per_s,
+                max_down_bytes_per_s=max_down_bytes_per_s,
+                tls_certificates=tls.certificates if tls else "",
+                tls_key=tls.key if tls else "",
+                tls_authorities=tls.authorities if tls else "",
             )
         except OSError as error:
             raise LocalError(
@@ -120,7 +173,7 @@ class NativeCommunicator:
             self._start(op, plan, expansion, grid, contribution, result)
         except ValueError as error:
             return ReduceReport(ok=False, reason=str(error))
-        ok, reason, broken, stats = self._wait(op)
+        ok, reason, broken, stats, rates = self._wait(op)
         return ReduceReport(
             ok=ok,
             reason=reason,
@@ -130,6 +183,7 @@ class NativeCommunicator:
                 received_bytes=int(stats["received_bytes"]),
                 wire_s=stats["wire_s"],
                 encode_s=stats["encode_s"],
+                links=_links(expansion.nodes, rates),
             ),
         )
 
@@ -148,12 +202,14 @@ class NativeCommunicator:
         contribution: Bytes | None,
         result: Bytes,
     ) -> None:
-        chunks = chunk_table(grid, plan.lanes, plan.codec)
+        chunks = chunk_table(grid, plan.lanes, plan.codec, plan.chunk_bytes)
         self._engine.start(
             op=op,
             nodes=[
-                (node.peer, node.rank, host, port)
-                for node, (host, port) in zip(expansion.nodes, expansion.addresses, strict=True)
+                (node.peer, node.rank, host, port, stamp)
+                for node, (host, port), stamp in zip(
+                    expansion.nodes, expansion.addresses, expansion.stamps, strict=True
+                )
             ],
             lanes=list(expansion.lanes),
             codec=plan.codec,
@@ -163,6 +219,7 @@ class NativeCommunicator:
             contribution=contribution,
             result=result,
             deadline_s=plan.deadline_s,
+            connections=plan.connections,
         )
 
     def _wait(self, op: tuple[int, int, int, int]) -> _Report:
@@ -172,8 +229,9 @@ class NativeCommunicator:
                 pass
         except BaseException:  # from a signal handler: the buffers must be free before it goes on
             self._engine.abort(op)
-            while self._engine.wait(op, _LOOK_UP_S) is None:
-                pass
+            with contextlib.suppress(ValueError):  # it has just reported: the engine knows the op no more
+                while self._engine.wait(op, _LOOK_UP_S) is None:
+                    pass
             raise
         return report
 
@@ -189,3 +247,10 @@ def _check_length(what: str, buffer: Bytes, grid: Grid, codec: str) -> None:
 def _edges(nodes: tuple[NodeId, ...], pairs: list[tuple[int, int]]) -> tuple[Edge, ...]:
     """Links between nodes as links between peers, each once."""
     return tuple(sorted({Edge(nodes[source].peer, nodes[target].peer) for source, target in pairs}))
+
+
+def _links(nodes: tuple[NodeId, ...], rates: list[tuple[int, int, float, float]]) -> tuple[LinkRate, ...]:
+    def peer(index: int) -> str:
+        return nodes[index].peer if index >= 0 else ""  # all others together
+
+    return tuple(LinkRate(peer(source), peer(target), rate, rtt_s) for source, target, rate, rtt_s in rates)

@@ -37,6 +37,11 @@ class Grid:
         """`len(segments) + 1` element positions, from 0 to `numel`."""
         return np.concatenate([[0], np.cumsum(np.asarray(self.segments, dtype=np.int64))]).astype(np.int64)
 
+    def part(self, start: int, stop: int) -> Grid:
+        """The grid of elements `[start, stop)`, both of which begin a block."""
+        cuts = np.clip(self.boundaries, start, stop)
+        return Grid.of([int(size) for size in np.diff(cuts)])
+
     def num_blocks(self, codec: str) -> int:
         return int(self._blocks_before(CODECS[codec])[-1])
 

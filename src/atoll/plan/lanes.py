@@ -1,44 +1,84 @@
-"""Which trees carry a round. Version 1 knows *direct*: every member is the root of a star for its share."""
+"""Direct lanes: every member that reaches all others is the root of a star, for a share that fits its rates.
+
+A retry keeps what is there: a lane whose root still serves covers exactly the same part of the vector, cut in the same
+chunks, and only the part of a root that is gone is divided among the others. They may then be roots of several lanes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
+from atoll.plan.links import Links, measured_links, without
+from atoll.plan.shares import star_fractions, whole_shares
 from atoll.values import Edge, Lane
 
-
-def direct_lanes(members: Sequence[str], broken: Collection[Edge]) -> tuple[Lane, ...]:
-    """Stars with equal shares, rooted at every member that can reach all others both ways; empty if none can."""
-    cut = {edge.source for edge in broken} | {edge.target for edge in broken}
-    if len(members) > 1 and cut:
-        pairs = {frozenset((edge.source, edge.target)) for edge in broken}
-        roots = [
-            m for m in members if not any(frozenset((m, other)) in pairs for other in members if other != m)
-        ]
-    else:
-        roots = list(members)
-    return tuple(Lane(root=root) for root in roots)
+_MOST_SHARES = 1 << 53
+_PARTS = 64
+"""The part of a root that is gone is divided to one in so many per root that takes over."""
 
 
-def cover_broken(members: Sequence[str], broken: Collection[Edge]) -> frozenset[str]:
-    """The smallest set of members to drop so that a direct root remains; ties go to the youngest (last in `members`).
+def direct_roots(links: Links) -> list[int]:
+    """Indices of the members that reach all others both ways."""
+    reaches = links.usable | np.eye(len(links), dtype=bool)
+    return np.flatnonzero(reaches.all(axis=1)).tolist()
 
-    `members` is ordered from oldest to youngest. Dropping is only asked for when no lane avoids the broken edges.
+
+def direct_lanes(members: Sequence[str], broken: Collection[Edge] = ()) -> tuple[Lane, ...]:
+    """Stars with equal shares at all members that reach all others over links that are not broken; () if none do."""
+    return equal_lanes(without(measured_links(sorted(members), ()), broken))
+
+
+def equal_lanes(links: Links) -> tuple[Lane, ...]:
+    return tuple(Lane(links.members[i]) for i in direct_roots(links))
+
+
+def fitted_lanes(links: Links, contributes: np.ndarray) -> tuple[Lane, ...]:
+    """Stars with shares in proportion to what their roots can carry; () if no member reaches all others."""
+    roots = direct_roots(links)
+    if not roots:
+        return ()
+    shares = whole_shares(star_fractions(links, roots, contributes))
+    return tuple(Lane(links.members[i], share) for i, share in zip(roots, shares, strict=True) if share)
+
+
+def kept_lanes(previous: Sequence[Lane], links: Links, contributes: np.ndarray) -> tuple[Lane, ...]:
+    """The previous attempt's stars, less the roots that cannot serve any more.
+
+    () if there is nothing to keep: other trees than stars, or no root left.
     """
-    dropped: set[str] = set()
-    while len(members) - len(dropped) > 1:
-        left = [m for m in members if m not in dropped]
-        if direct_lanes(left, broken):
-            return frozenset(dropped)
-        degree = {m: sum(m in (edge.source, edge.target) for edge in _pairs(left, broken)) for m in left}
-        dropped.add(max(left, key=lambda m: (degree[m], left.index(m))))
-    return frozenset(dropped)
+    roots = direct_roots(links)
+    able = {links.members[i] for i in roots}
+    if any(lane.up or lane.down for lane in previous) or not any(lane.root in able for lane in previous):
+        return ()
+    if all(lane.root in able for lane in previous):
+        return tuple(previous)
+    fractions = star_fractions(links, roots, contributes)
+    wanted = dict(zip((links.members[i] for i in roots), fractions.tolist(), strict=True))
+    return _with_lost_divided(previous, able, _room(previous, wanted))
 
 
-def _pairs(members: Sequence[str], broken: Collection[Edge]) -> set[Edge]:
-    inside = set(members)
-    return {
-        Edge(min(e.source, e.target), max(e.source, e.target))
-        for e in broken
-        if e.source in inside and e.target in inside
-    }
+def _room(previous: Sequence[Lane], wanted: Mapping[str, float]) -> dict[str, float]:
+    """How much more each root would carry if everything was planned anew; even if that is nothing for all."""
+    total = sum(lane.share for lane in previous)
+    held = {root: sum(lane.share for lane in previous if lane.root == root) / total for root in wanted}
+    room = {root: max(0.0, wanted[root] - held[root]) for root in wanted}
+    return room if any(room.values()) else dict.fromkeys(wanted, 1.0)
+
+
+def _with_lost_divided(
+    previous: Sequence[Lane], able: set[str], room: Mapping[str, float]
+) -> tuple[Lane, ...]:
+    lost = [lane.share for lane in previous if lane.root not in able]
+    scale = -(-_PARTS * len(room) // min(lost))
+    if scale * sum(lane.share for lane in previous) > _MOST_SHARES:
+        return ()
+    lanes: list[Lane] = []
+    for lane in previous:
+        if lane.root in able:
+            lanes.append(Lane(lane.root, lane.share * scale))
+            continue
+        parts = whole_shares(list(room.values()), lane.share * scale)
+        lanes += [Lane(root, part) for root, part in zip(room, parts, strict=True) if part]
+    return tuple(lanes)

@@ -1,0 +1,55 @@
+#include "engine/pace.h"
+
+#include <algorithm>
+
+namespace atoll_core::engine {
+namespace {
+
+constexpr std::size_t kMostSamples = 512;
+constexpr std::uint64_t kParts = 3;
+constexpr double kRoundTrips = 1;  // that a part takes at least; who has less never fills the way
+constexpr double kHeadroom = 1.05;  // finds out when there is a little more
+// An op that came so close to its limit was held back by it: then the next may try much more.
+constexpr double kReached = 0.97;
+constexpr double kGrowth = 1.5;
+
+}  // namespace
+
+void Pace::carried(std::uint64_t bytes, Time now) {
+  if (!samples_.empty() && now - samples_.back().at < spacing_) return;
+  samples_.push_back({now, bytes});
+  if (samples_.size() < kMostSamples) return;
+  // A long op: every second one is enough.
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < samples_.size(); i += 2) samples_[kept++] = samples_[i];
+  samples_.resize(kept);
+  spacing_ = 2 * (samples_.back().at - samples_.front().at) / kMostSamples;
+}
+
+double Pace::best(Seconds round_trip) const {
+  if (samples_.empty()) return 0;
+  const std::uint64_t part = (samples_.back().bytes - samples_.front().bytes) / kParts;
+  double best = 0;
+  std::size_t end = 0;
+  for (const Sample& begin : samples_) {
+    while (end < samples_.size() && samples_[end].bytes < begin.bytes + part) ++end;
+    if (end == samples_.size()) break;
+    const Seconds took = samples_[end].at - begin.at;
+    if (took < kRoundTrips * round_trip || took <= Seconds(0)) return 0;
+    best = std::max(best, static_cast<double>(samples_[end].bytes - begin.bytes) / took.count());
+  }
+  return best;
+}
+
+void Pace::op_ended(Seconds round_trip) {
+  const double rate = best(round_trip);
+  samples_.clear();
+  spacing_ = {};
+  if (rate <= 0) return;
+  seen_[next_] = rate;
+  next_ = (next_ + 1) % seen_.size();
+  const bool held_back = limit_ > 0 && rate >= kReached * limit_;
+  limit_ = (held_back ? kGrowth : kHeadroom) * *std::ranges::max_element(seen_);
+}
+
+}  // namespace atoll_core::engine

@@ -1,0 +1,70 @@
+"""How many connections join two members, and how large a chunk is.
+
+One TCP stream carries at most a window per round trip, and under loss less still; so a pair needs as many as its
+share of the traffic takes. On a long way it has many more than that. A round comes after a pause, and then TCP begins
+with 14 kB a stream and doubles every round trip: sixteen streams are there two round trips before four. And a lost
+packet slows one of them only; how many get lost is not known beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from atoll.plan.links import Floats, Links
+from atoll.values import Lane
+
+WINDOW_BYTES = 2 << 20
+"""What one stream keeps on the way with the buffers of a stock Linux: half of the 4 MiB that it may take."""
+SEGMENT_BYTES = 1448
+LONG_RTT_S = 0.01
+LONG_WINDOW_BYTES = 128 << 10
+"""What one stream is to keep on a long way: it has that after three doublings, and under losses too."""
+ON_A_LONG_WAY = 4
+MOST = 16
+MOST_PER_MEMBER = 512
+
+SMALLEST_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
+CHUNK_S = 0.05
+CHUNKS_PER_HOP = 8
+
+
+def streams(bytes_per_s: float, rtt_s: float, loss: float = 0.0, window_bytes: int = WINDOW_BYTES) -> int:
+    """TCP streams that carry this rate: each at most a window a round trip, and Mathis' bound under loss."""
+    if bytes_per_s <= 0 or rtt_s <= 0:
+        return 1
+    each = window_bytes / rtt_s
+    if loss > 0:
+        each = min(each, SEGMENT_BYTES / rtt_s * math.sqrt(1.5 / loss))
+    return max(1, math.ceil(bytes_per_s / each - 1e-9))
+
+
+def connections(links: Links, moved: Floats, seconds: float) -> int:
+    """For a plan that moves `moved[i, j]` bytes in `seconds`: as many as the link with most on the way needs."""
+    used = (moved > 0) & links.usable
+    if len(links) < 2 or not used.any() or seconds <= 0:
+        return 1
+    rtt_s = links.delay_s + links.delay_s.T
+    on_the_way = np.where(used, moved / seconds * rtt_s, 0.0)  # rate x RTT
+    i, j = np.unravel_index(int(np.argmax(on_the_way)), on_the_way.shape)
+    window_bytes = LONG_WINDOW_BYTES if rtt_s[i, j] >= LONG_RTT_S else WINDOW_BYTES
+    needed = streams(float(moved[i, j] / seconds), float(rtt_s[i, j]), window_bytes=window_bytes)
+    if float(rtt_s[used].max()) >= LONG_RTT_S:
+        needed = max(needed, ON_A_LONG_WAY)
+    return max(1, min(needed, MOST, MOST_PER_MEMBER // (len(links) - 1)))
+
+
+def chunk_size(
+    links: Links, lanes: Sequence[Lane], wire_bytes: int, height: int, connections: int = 1
+) -> int:
+    """A power of two: so many chunks in a lane that its hops overlap and every connection has some, and none that
+    holds up a slow link for long."""
+    if len(links) < 2 or not lanes:
+        return LARGEST_CHUNK
+    slowest = int(links.flow[links.usable].min(initial=np.iinfo(np.int64).max))
+    per_lane = wire_bytes * max(lane.share for lane in lanes) / sum(lane.share for lane in lanes)
+    wanted = min(slowest * CHUNK_S, per_lane / (CHUNKS_PER_HOP * height * connections))
+    largest = 1 << max(0, int(wanted).bit_length() - 1)
+    return min(max(largest, SMALLEST_CHUNK), LARGEST_CHUNK)

@@ -1,0 +1,138 @@
+"""Which lanes carry an attempt: candidates are built and priced, the fastest is taken, and the reason is said.
+
+Pure. Only the coordinator plans, once for all; what members compute from the plan is integers. Direct lanes are
+preferred unless others are clearly faster: they keep contributions for a retry, and encode a sum only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from atoll.plan.candidates import (
+    BUILDERS,
+    LARGEST_WITH_TREES,
+    TOPOLOGIES,
+    Candidate,
+    Task,
+    candidate,
+    most_re_encodings,
+)
+from atoll.plan.connections import chunk_size, connections
+from atoll.plan.lanes import kept_lanes
+from atoll.plan.links import Links, measured_links, without
+from atoll.plan.price import loads
+from atoll.plan.relays import whom_to_drop
+from atoll.values import Lane, PlanChoice, PlanRequest
+
+CLEARLY, CLEARLY_S = 0.95, 0.05
+"""Other lanes than direct ones are taken if they need at most this part of the time, and save so many seconds: what
+is measured where everything is fast is mostly chance.
+"""
+
+
+def choose(request: PlanRequest) -> PlanChoice:
+    """The lanes for a request. ValueError for a topology that does not exist, naming those that do.
+
+    Members that no lane can serve are dropped (`PlanChoice.dropped`), the lanes are then the others'.
+    """
+    if request.topology not in TOPOLOGIES:
+        raise ValueError(f"unknown topology {request.topology!r}; there are {', '.join(TOPOLOGIES)}")
+    members = tuple(sorted(request.members))
+    links = measured_links(members, request.links, request.max_up, request.max_down)
+    links = without(links, request.broken)
+    most = most_re_encodings(request.codec)
+    dropped = _whom_to_drop(request.members, links, None if most is None else most + 1)
+    if dropped:
+        left = tuple(member for member in request.members if member not in dropped)
+        contributors = tuple(each for each in request.contributors if each not in dropped)
+        rest = choose(replace(request, members=left, contributors=contributors))
+        return replace(rest, dropped=dropped | rest.dropped)
+    return plan_over(links, request)
+
+
+def plan_over(links: Links, request: PlanRequest) -> PlanChoice:
+    """The lanes over these links, all members of which can be served."""
+    if len(links) == 1:
+        return PlanChoice(frozenset(), (Lane(links.members[0]),), reason="direct: there is one member")
+    task = Task(links, request.wire_bytes, request.codec, request.contributors or links.members)
+    kept = _kept(task, request)
+    found = [kept] if kept else _candidates(task, request.topology)
+    best = _best(found, request.topology)
+    streams = request.connections or _connections(task, best)
+    chunk_bytes = best.chunk_bytes
+    if not kept:  # a retry keeps the cuts
+        chunk_bytes = min(chunk_bytes, chunk_size(links, best.lanes, request.wire_bytes, 1, streams))
+    return PlanChoice(
+        dropped=frozenset(),
+        lanes=best.lanes,
+        topology=best.topology,
+        predicted_s=best.price.seconds,
+        reason=_reason(best, found, request, links, kept is not None),
+        connections=streams,
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def _whom_to_drop(members: Sequence[str], links: Links, most_hops: int | None) -> frozenset[str]:
+    """`members` from oldest to youngest; ties go to the youngest."""
+    if links.usable.sum() == len(members) * (len(members) - 1):
+        return frozenset()
+    order = [links.members.index(member) for member in members]
+    usable = links.usable[np.ix_(order, order)]
+    return frozenset(members[i] for i in whom_to_drop(usable, most_hops))
+
+
+def _kept(task: Task, request: PlanRequest) -> Candidate | None:
+    """The previous attempt's direct lanes, as far as their roots are there."""
+    previous = request.previous
+    if previous is None or previous.codec != request.codec or request.topology not in ("auto", "direct"):
+        return None
+    lanes = kept_lanes(previous.lanes, task.links, task.contributes)
+    return candidate(task, "direct", lanes, previous.chunk_bytes) if lanes else None
+
+
+def _candidates(task: Task, topology: str) -> list[Candidate]:
+    links = task.links
+    if topology != "auto":
+        forced = BUILDERS[topology](task)
+        return [forced] if forced.lanes else [forced, BUILDERS["direct"](task), BUILDERS["relay"](task)]
+    found = [BUILDERS["direct"](task)]
+    all_reach_all = int(links.usable.sum()) == len(links) * (len(links) - 1)
+    if 2 < len(links) <= LARGEST_WITH_TREES:
+        found += [BUILDERS["ring"](task), BUILDERS["two-level"](task)]
+    if not all_reach_all and (len(links) <= LARGEST_WITH_TREES or not found[0].lanes):
+        found.append(BUILDERS["relay"](task))
+    return found
+
+
+def _best(found: Sequence[Candidate], topology: str) -> Candidate:
+    able = [each for each in found if each.lanes]
+    if topology != "auto" and able and able[0].topology == topology:
+        return able[0]
+    fastest = min(able, key=lambda each: each.price.seconds)
+    direct = next((each for each in able if each.topology == "direct"), fastest)
+    enough_s = min(CLEARLY * direct.price.seconds, direct.price.seconds - CLEARLY_S)
+    return fastest if fastest.price.seconds <= enough_s else direct
+
+
+def _connections(task: Task, best: Candidate) -> int:
+    moved = loads(task.links.members, best.lanes, task.wire_bytes, task.contributes).links
+    return connections(task.links, moved, best.price.seconds)
+
+
+def _reason(
+    best: Candidate, found: Sequence[Candidate], request: PlanRequest, links: Links, kept: bool
+) -> str:
+    others = [
+        f"{each.topology} {each.price.seconds:.3g} s" if each.lanes else f"no {each.topology}: {each.why_not}"
+        for each in sorted(found, key=lambda each: (not each.lanes, each.price.seconds))
+        if each is not best
+    ]
+    how = "kept from the attempt before" if kept else f"bounded by {best.price.bottleneck}"
+    if request.topology == best.topology:
+        how = f"as asked for, {how}"
+    notes = "; ".join([*others, *([links.assumed] if links.assumed else [])])
+    return f"{best.topology}: about {best.price.seconds:.3g} s, {how}" + (f" ({notes})" if notes else "")
