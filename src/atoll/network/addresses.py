@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.errors import ConfigError
@@ -23,14 +25,22 @@ class EngineAddress:
 def engine_address(coordinator: str, bind: str, port: int, advertise: str) -> EngineAddress:
     """From what the user said ("" for nothing) and from how the coordinator, "host:port", is reached.
 
+    Of several coordinators, separated by commas, the first counts whose name can be looked up.
     Nothing said: loopback for a coordinator on loopback, else every interface, advertising the one that leads to
     the coordinator. Looks up the coordinator's name, so it may block. Raises ConfigError.
     """
-    own = _address_towards(coordinator)
+    own = _address_towards_one_of(coordinator.split(","))
     way = ipaddress.ip_address(own.partition("%")[0])
     everywhere = "0.0.0.0" if way.version == 4 else "::"
     bind = bind or (own if way.is_loopback else everywhere)
     return EngineAddress(bind, port, advertise or (own if bind in EVERYWHERE else bind))
+
+
+def _address_towards_one_of(addresses: Sequence[str]) -> str:
+    for address in addresses[:-1]:
+        with contextlib.suppress(ConfigError):
+            return _address_towards(address.strip())
+    return _address_towards(addresses[-1].strip())
 
 
 def _address_towards(address: str) -> str:

@@ -1,0 +1,106 @@
+"""An update: the finished bytes of a commit and all that the outer step read, so that any peer can take it again.
+
+Replaying is the arithmetic of a round below its commit line (`diloco.round`): decode, outer step, version, round and
+step. The same bytes on the same anchor give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from atoll import kernels
+from atoll.kernels import Bytes, Floats
+from atoll.plan.grid import Grid
+from atoll.state.snapshot import SharedState
+from atoll.values import CODECS, Contribution, OpId
+
+PIECE_BYTES: Final = 4 * kernels.PIECE
+"""Updates are fetched in pieces of so many bytes, as many as a snapshot's piece has."""
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """The commit that made `version`, apart from its finished bytes (`wire_bytes` of them, with `result_digest`).
+
+    `step` is the run's step before the round, `boundaries` are the grid's.
+    """
+
+    version: int
+    op: OpId
+    round: int
+    step: int
+    inner_steps: int
+    lr: float
+    momentum: float
+    nesterov: bool
+    codec: str
+    contributions: tuple[Contribution, ...]
+    boundaries: tuple[int, ...]
+    wire_bytes: int
+    result_digest: str
+
+
+class UpdateHead(msgspec.Struct, frozen=True):
+    """What is said about an update before its bytes: itself, and a digest of every piece."""
+
+    update: Update
+    pieces: tuple[str, ...]
+
+
+def head_of(update: Update, data: Bytes) -> UpdateHead:
+    """Reads the bytes once."""
+    starts = range(0, data.size, PIECE_BYTES)
+    digests = tuple(kernels.digest_bytes(data[start : start + PIECE_BYTES]).hex() for start in starts)
+    return UpdateHead(update, digests)
+
+
+def decode_head(data: bytes) -> UpdateHead:
+    """Raises ValueError, with what is wrong, for anything that is no head or contradicts itself."""
+    try:
+        head = msgspec.json.decode(data, type=UpdateHead)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"it is no update ({error})") from None
+    update = head.update
+    if update.codec not in CODECS:
+        raise ValueError(f"it has the unknown codec {update.codec!r}")
+    sizes = np.diff(np.asarray(update.boundaries, dtype=np.int64))
+    if len(sizes) == 0 or update.boundaries[0] != 0 or sizes.min() < 1:
+        raise ValueError("its grid makes no sense")
+    wire_bytes = Grid.of(sizes.tolist()).wire_bytes(update.codec)
+    if update.wire_bytes != wire_bytes:
+        raise ValueError(f"it has {update.wire_bytes} bytes, its grid takes {wire_bytes} in {update.codec}")
+    if len(head.pieces) != -(-wire_bytes // PIECE_BYTES):
+        raise ValueError(f"it has digests of {len(head.pieces)} pieces for {wire_bytes} bytes")
+    return head
+
+
+def replay(state: SharedState, update: Update, data: Bytes, mean: Floats | None = None) -> None:
+    """Take an update that is the next after `state.version`. `mean` is scratch memory of the state's size, if at hand.
+
+    Raises ValueError, with the state unchanged, if the update does not follow the state or the bytes are not its own.
+    """
+    numel = state.anchor.size
+    if update.version != state.version + 1:
+        raise ValueError(f"update {update.version} does not follow version {state.version}")
+    if update.boundaries[-1] != numel:
+        raise ValueError(
+            f"update {update.version} is for {update.boundaries[-1]} elements, the state has {numel}"
+        )
+    if data.size != update.wire_bytes or kernels.digest_bytes(data).hex() != update.result_digest:
+        raise ValueError(f"the bytes given for update {update.version} are not those of the commit")
+    mean = np.empty(numel, dtype=np.float32) if mean is None else mean
+    kernels.decode(update.codec, np.asarray(update.boundaries, dtype=np.int64), data, mean)
+    # ---- from here on the state changes, as below a round's commit line ----
+    kernels.outer_step(
+        state.anchor,
+        state.velocity,
+        mean,
+        lr=update.lr,
+        momentum=update.momentum,
+        nesterov=update.nesterov,
+    )
+    state.version = update.version
+    state.round = update.round
+    state.step = update.step + update.inner_steps
