@@ -1,8 +1,7 @@
 """How peers come and go: arrive, drop, leave, be lost, be refused, be told that the run went on without them.
 
-A new process under a known id fences the old one: its messages have no effect from then on. But once a version
-is committed a newcomer could not take part anyway; then the name of a member that lives is not to be had. What a
-peer that arrived has to say before it is a member is in `declaration`.
+A new process under a known id fences the old one: its messages have no effect from then on. What a peer that arrived
+has to say before it is a member is in `declaration`.
 """
 
 from __future__ import annotations
@@ -17,18 +16,10 @@ from atoll.membership.steps import PeerArrived, PeerDropped
 
 def refusal(state: CoordinatorState, peer: str, incarnation: str, now_s: float) -> str:
     """Why a process may not have this name now, in a sentence; "" if it may."""
+    if evicted := state.eviction(peer, now_s):
+        return evicted
     if state.is_fenced(peer, incarnation):
         return f"a newer process takes part as {peer!r}; give every peer its own name (local.peer)"
-    record = state.peers.get(peer)
-    if (
-        state.version > 0
-        and record is not None
-        and record.member
-        and record.connected
-        and record.incarnation != incarnation
-        and now_s - record.heard_s < state.settings.timeouts.dead_s
-    ):
-        return f"{peer!r} is taken by a process that lives; give every peer its own name (local.peer)"
     return ""
 
 
@@ -48,12 +39,21 @@ def arrive(draft: Draft, event: PeerArrived) -> None:
     if record is not None and record.incarnation not in ("", event.incarnation):
         fence(draft, record, f"{peer} started again, from {event.address}: its old process is fenced")
         record = None
+    process = (peer, event.incarnation)
+    again = process in draft.state.met
+    if draft.state.learning and not again:
+        draft.set(met=(*draft.state.met, process))
     if record is None:
         draft.fence_gone(peer, event.incarnation)
-        draft.put(PeerRecord(peer=peer, incarnation=event.incarnation, heard_s=now_s, moved_s=now_s))
+        draft.put(
+            PeerRecord(
+                peer=peer, incarnation=event.incarnation, heard_s=now_s, moved_s=now_s, met_before=again
+            )
+        )
         draft.because(f"{peer} connected from {event.address}; it is a member once it has declared")
     else:
-        draft.put(replace(record, incarnation=event.incarnation, connected=True, heard_s=now_s))
+        back = replace(record, incarnation=event.incarnation, connected=True, heard_s=now_s, met_before=again)
+        draft.put(back)
         draft.because(f"{peer} is back from {event.address}")
 
 
@@ -74,7 +74,7 @@ def drop(draft: Draft, record: PeerRecord, event: PeerDropped) -> None:
     """The connection closed; how long it may stay away is decided by `liveness`."""
     if not record.member:
         draft.remove(record.peer)
-        draft.because(f"{event.peer} hung up before it declared")
+        draft.because(f"{event.peer} hung up before it was a member")
         return
     draft.put(replace(record, connected=False, dropped_s=draft.now_s))
     draft.because(
@@ -86,7 +86,7 @@ def leave(draft: Draft, record: PeerRecord, message: Leave) -> None:
     draft.close(record)
     draft.remove(record.peer, done=message.done or draft.state.ending())
     if not record.member:
-        draft.because(f"{record.peer} left before it declared: {message.reason}")
+        draft.because(f"{record.peer} left before it was a member: {message.reason}")
         return
     reason = f"{record.peer} left: {message.reason}"
     draft.because(reason)
@@ -97,16 +97,20 @@ def leave(draft: Draft, record: PeerRecord, message: Leave) -> None:
 
 
 def lose(draft: Draft, record: PeerRecord, why: str) -> None:
-    """The peer is no member any more. If its process still lives it may declare again."""
+    """The peer is no member any more. If its process still lives it may declare again.
+
+    After the run's last round its goodbye may be all that is missing: if another one said that it was done, the run is.
+    """
     draft.close(record)
-    draft.remove(record.peer)
-    if not record.member:
+    draft.remove(record.peer, done=draft.state.ending() and draft.state.done)
+    if not record.member and record.catching_up is None:
         draft.because(f"{record.peer} is gone before it declared: {why}")
         return
     reason = f"lost {record.peer}: {why}"
     draft.because(reason)
     draft.emit(events.PeerLost(peer=record.peer, reason=why, members=ids(draft.state.members())))
-    draft.members_changed(reason)
+    if record.member:
+        draft.members_changed(reason)
 
 
 def dismiss(draft: Draft, record: PeerRecord, kind: str, reason: str) -> None:
@@ -121,33 +125,11 @@ def dismiss(draft: Draft, record: PeerRecord, kind: str, reason: str) -> None:
 
 
 def end_run(draft: Draft, kind: str, reason: str, exit_code: int) -> None:
-    """Tell all members that the run is over, and why; the coordinator's work is over too."""
-    for record in draft.state.members():
+    """Tell all peers that the run is over, and why; the coordinator's work is over too."""
+    for record in draft.state.peers.values():
         draft.send(record.peer, Ended(kind=kind, reason=reason))
         draft.close(record)
     draft.finish(reason, exit_code)
-
-
-def left_behind(draft: Draft, record: PeerRecord) -> None:
-    """The run committed a version without this peer. Here catching up will begin; for now the peer ends."""
-    state = draft.state
-    reason = (
-        f"the run committed version {state.version} without {record.peer}, which was away or did not "
-        "answer in time; its work since the version before is lost; catching up comes in a later release"
-    )
-    dismiss(draft, record, "left_out", reason)
-
-
-def diverged(draft: Draft, record: PeerRecord, found: str) -> None:
-    state = draft.state
-    draft.emit(
-        events.DigestMismatch(peer=record.peer, version=state.version, expected=state.digest, found=found)
-    )
-    reason = (
-        f"{record.peer} holds other bits than the run at version {state.version} (digest {found}, "
-        f"the run's is {state.digest}); it takes no part in a sum: check its memory and its software"
-    )
-    dismiss(draft, record, "diverged", reason)
 
 
 def refuse(draft: Draft, record: PeerRecord, kind: str, reason: str) -> None:

@@ -14,16 +14,35 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from atoll import log
 from atoll.clock import MonotonicClock
-from atoll.errors import AtollError, Diverged, QuorumLost, Refused, Unreachable
+from atoll.errors import AtollError, Dismissed, Diverged, QuorumLost, Refused, Unreachable
 from atoll.membership import member, steps
+from atoll.membership.addresses import split_addresses
 from atoll.membership.desk import Desk
-from atoll.membership.link import Admission, Credentials, Link, NotReachedError, open_link
+from atoll.membership.link import (
+    Admission,
+    Credentials,
+    Link,
+    NotReachedError,
+    open_link,
+)
 from atoll.membership.member_state import Phase
-from atoll.membership.messages import CoordinatorMessage, Heartbeat, Leave, Message, PeerMessage, View
+from atoll.membership.messages import (
+    CatchUp,
+    CoordinatorMessage,
+    Heartbeat,
+    Leave,
+    Message,
+    PeerMessage,
+    Serve,
+    Verdict,
+    View,
+)
 from atoll.membership.steps import Connected, CoordinatorSaid, Disconnected, MemberEvent, Tick, TrainerSaid
-from atoll.values import OpId
+from atoll.values import OpId, Plan
 
 OUTBOX_MESSAGES = 1024
 BACKOFF_S = (0.1, 1.0)
@@ -34,6 +53,7 @@ _FAILURES: dict[str, type[AtollError]] = {
     "quorum": QuorumLost,
     "left_out": QuorumLost,
     "ended": QuorumLost,
+    "dismissed": Dismissed,
     "diverged": Diverged,
 }
 
@@ -41,8 +61,8 @@ _log = log.get(__name__)
 
 
 class Attendant:
-    """Feeds one member machine. `progress` (step, phase) may be set by any thread; the rest belongs to the
-    loop.
+    """Feeds one member machine. `progress` (step, phase, steps in the round, of how many) may be set by any
+    thread; the rest belongs to the loop.
     """
 
     def __init__(
@@ -52,21 +72,25 @@ class Attendant:
         *,
         on_abort: Callable[[OpId], None],
         on_session_key: Callable[[bytes], None],
+        on_serve: Callable[[], None],
         connect_s: float,
         reach_s: float,
     ) -> None:
-        self.progress = (0, "connecting")
+        self.progress = (0, "connecting", 0, 0)
         self._who = who
+        self._addresses = split_addresses(who.address)  # the last good one first
+        self._shown = ", ".join(self._addresses)
         self._desk = desk
         self._on_abort = on_abort
         self._on_session_key = on_session_key
+        self._on_serve = on_serve
         self._connect_s = connect_s
         self._reach_s = reach_s
         self._clock = MonotonicClock()
         self._jitter = random.Random()  # not the global generator: that one belongs to the user's training
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
-        self._linked = asyncio.Event()
+        self._linked, self._unlinked = asyncio.Event(), asyncio.Event()
         self._outbox: asyncio.Queue[Message] = asyncio.Queue(OUTBOX_MESSAGES)
         self._session_key: bytes | None = None
         self._last_heard_s = 0.0
@@ -113,6 +137,9 @@ class Attendant:
                 await self._linked.wait()
                 self.say(message)
                 await self._outbox.join()
+                # The coordinator closes once it has heard. Who goes before that, with words of the coordinator still
+                # unread, resets the connection, and what was said last is lost with it.
+                await self._unlinked.wait()
         said()
 
     # ---- the connection ------------------------------------------------------------------------------------
@@ -122,13 +149,13 @@ class Attendant:
         async for pause_s in self._attempts():
             remaining_s = deadline_s - self._clock.now_s()
             try:
-                return await open_link(self._who, max(0.05, min(self._connect_s, remaining_s)))
+                return await self._reach_any(max(0.05, min(self._connect_s, remaining_s)))
             except NotReachedError as why:
                 self._missed = str(why)
             if self._clock.now_s() + pause_s >= deadline_s:
                 break
         raise Unreachable(
-            f"no coordinator at {self._who.address} in {self._reach_s:.3g} s ({self._missed}); start one "
+            f"no coordinator at {self._shown} in {self._reach_s:.3g} s ({self._missed}); start one "
             "with `atoll coordinator`, check the address, or start before it with --wait"
         )
 
@@ -136,17 +163,40 @@ class Attendant:
         """For as long as the machine waits for a lost coordinator: its Fail ends this."""
         async for _ in self._attempts():
             try:
-                return await open_link(self._who, connect_s)
+                return await self._reach_any(connect_s)
             except NotReachedError as why:
                 missed = str(why)
             except Refused as refusal:  # said without proof of the token: perhaps not our coordinator at all
                 missed = str(refusal)
             if missed != self._missed:
-                _log.warning(
-                    "cannot reach the coordinator at %s: %s; trying again", self._who.address, missed
-                )
+                _log.warning("cannot reach the coordinator at %s: %s; trying again", self._shown, missed)
             self._missed = missed
         raise AssertionError("attempts never end")
+
+    async def _reach_any(self, within_s: float) -> Link:
+        """The first coordinator that admits this peer: each is tried once, with a fair share of the time.
+
+        Raises Refused if one refuses and none admits, else NotReachedError with what each answered.
+        """
+        deadline_s = self._clock.now_s() + within_s
+        missed: list[str] = []
+        refused: list[str] = []
+        for index, address in enumerate(self._addresses):
+            share_s = (deadline_s - self._clock.now_s()) / (len(self._addresses) - index)
+            at = f"{address}: " if len(self._addresses) > 1 else ""
+            try:
+                link = await open_link(replace(self._who, address=address), max(0.05, share_s))
+            except NotReachedError as why:
+                missed.append(f"{at}{why}")
+            except Refused as refusal:
+                refused.append(f"{at}{refusal}")
+            else:
+                others = self._addresses[:index] + self._addresses[index + 1 :]
+                self._addresses = (address, *others)
+                return link
+        if refused:
+            raise Refused("; ".join(refused))
+        raise NotReachedError("; ".join(missed))
 
     async def _attempts(self) -> Any:
         """Endless, with growing and jittered pauses between; yields the next pause in seconds."""
@@ -166,6 +216,7 @@ class Attendant:
         self._note_admission(link.admission)
         sender = asyncio.create_task(self._empty_outbox(link, self._outbox))
         self._linked.set()
+        self._unlinked.clear()
         try:
             self._beat()
             self._step(Connected(link.admission.term))
@@ -174,6 +225,7 @@ class Attendant:
                 self._hear(message)
         finally:
             self._linked.clear()
+            self._unlinked.set()
             sender.cancel()
             await link.close()
         self._step(Disconnected())
@@ -207,6 +259,10 @@ class Attendant:
                     "nothing heard from the coordinator for %.1f s; connecting again",
                     now_s - self._last_heard_s,
                 )
+                self._addresses = (
+                    *self._addresses[1:],
+                    self._addresses[0],
+                )  # frozen or cut off: others first
                 await self._link.close()
 
     # ---- the machine ---------------------------------------------------------------------------------------
@@ -232,17 +288,27 @@ class Attendant:
         match effect:
             case steps.Send(_, message):
                 self._send(message)
-            case steps.Order(order):
+            case steps.Order(CatchUp() as order):
+                self._desk.lay_catch_up(order)
+            case steps.Order(Plan() | Verdict() as order):
                 self._desk.lay_order(order)
+            case steps.Resume():
+                self._desk.lay_resume()
+            case steps.ServeOthers(version, stage):
+                self._on_serve()
+                if stage:
+                    self._desk.lay_serve(Serve(version, stage))
             case steps.AbortAttempt(op, reason):
                 _log.info("attempt %s is given up: %s", op, reason)
                 self._on_abort(op)
             case steps.RequestFreeze(round):
                 self._desk.lay_freeze(round)
+            case steps.RequestLeave(reason):
+                self._desk.lay_leave(reason)
             case steps.CloseConnection():
                 self._closing = asyncio.create_task(self._link.close())
             case steps.Fail(kind, reason):
-                also = f" ({self._who.address}: {self._missed or 'silent'})" if kind == "unreachable" else ""
+                also = f" ({self._shown}: {self._missed or 'silent'})" if kind == "unreachable" else ""
                 self._end(_FAILURES[kind](reason + also))
             case _:
                 raise AssertionError(f"not an effect of a member: {effect!r}")

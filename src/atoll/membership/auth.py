@@ -25,6 +25,8 @@ SESSION_KEY_BYTES = 32
 _PEER = b"atoll peer"
 _COORDINATOR = b"atoll coordinator"
 _SEAL = b"atoll seal"
+_OPERATOR = b"atoll operator"
+_TO_OPERATOR = b"atoll coordinator to operator"
 
 
 def new_token() -> str:
@@ -82,9 +84,38 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
 
     def _mac(self, token: bytes, label: bytes, *more: bytes) -> bytes:
         about = (self.run.encode(), self.peer.encode(), self.incarnation.encode())
-        fields = (label, str(self.protocol).encode(), *about, self.server_nonce, self.client_nonce, *more)
-        mac = hmac.new(token, digestmod=hashlib.sha256)
-        for field in fields:
-            mac.update(struct.pack("<I", len(field)))  # so that no two lists of fields read alike
-            mac.update(field)
-        return mac.digest()
+        return _mac(
+            token, label, str(self.protocol).encode(), *about, self.server_nonce, self.client_nonce, *more
+        )
+
+
+class OperatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
+    """The same for an operator, who is no peer and receives no key. Its labels make a proof worth nothing elsewhere."""
+
+    protocol: int
+    server_nonce: bytes
+    client_nonce: bytes
+
+    def operator_proof(self, token: bytes) -> bytes:
+        return self._mac(token, _OPERATOR)
+
+    def operator_proof_fits(self, token: bytes, proof: bytes) -> bool:
+        fresh = len(self.client_nonce) == NONCE_BYTES == len(self.server_nonce)
+        return hmac.compare_digest(self.operator_proof(token), proof) and fresh
+
+    def coordinator_proof(self, token: bytes) -> bytes:
+        return self._mac(token, _TO_OPERATOR)
+
+    def coordinator_proof_fits(self, token: bytes, proof: bytes) -> bool:
+        return hmac.compare_digest(self.coordinator_proof(token), proof)
+
+    def _mac(self, token: bytes, label: bytes) -> bytes:
+        return _mac(token, label, str(self.protocol).encode(), self.server_nonce, self.client_nonce)
+
+
+def _mac(token: bytes, *fields: bytes) -> bytes:
+    mac = hmac.new(token, digestmod=hashlib.sha256)
+    for field in fields:
+        mac.update(struct.pack("<I", len(field)))  # so that no two lists of fields read alike
+        mac.update(field)
+    return mac.digest()

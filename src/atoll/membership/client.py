@@ -17,22 +17,40 @@ from collections.abc import Callable
 
 from atoll.errors import Unreachable
 from atoll.membership import auth
+from atoll.membership.addresses import split_addresses
 from atoll.membership.attendant import Attendant
 from atoll.membership.desk import SLICE_S, Desk
-from atoll.membership.link import Admission, Credentials, split_address
-from atoll.membership.messages import Applied, Declare, Leave, PeerMessage, Ready, Verdict, View, Vote
+from atoll.membership.link import Admission, Credentials
+from atoll.membership.messages import (
+    Applied,
+    CatchUp,
+    CaughtUp,
+    Declare,
+    Leave,
+    PeerMessage,
+    Ready,
+    SnapshotWanted,
+    Verdict,
+    View,
+    Vote,
+)
 from atoll.values import OpId, Plan
 
 __all__ = ["Admission", "Member"]
+
+LEAVE_S = 2.0
+JOIN_S = 2.0
+"""A thread that does not end by then is a daemon, and ends with the process."""
 
 
 class Member:
     """This peer's place in a run. All methods are for the training thread, except where noted.
 
+    `address` is the coordinator's, or those of all coordinators that may lead, separated by commas.
     `on_abort(op)` is called at once when an attempt is given up, and must only tell the engine.
-    `on_session_key(key)` is called when a restarted coordinator has another session key. `wait_s` above
-    `connect_s` allows to start before the coordinator is up. Raises ConfigError for an address or token that
-    cannot be right.
+    `on_session_key(key)` is called when a restarted coordinator has another session key, `on_serve()` when somebody
+    catches up and this peer's sidecar is to run; all on the membership thread. `wait_s` above `connect_s` allows to
+    start before the coordinator is up. Raises ConfigError for an address or token that cannot be right.
     """
 
     def __init__(
@@ -44,11 +62,12 @@ class Member:
         token: bytes,
         on_abort: Callable[[OpId], None],
         on_session_key: Callable[[bytes], None] = lambda key: None,
+        on_serve: Callable[[], None] = lambda: None,
         wait_s: float = 0.0,
         connect_s: float = 10.0,
     ) -> None:
         auth.check_token(token)
-        split_address(address)
+        split_addresses(address)
         who = Credentials(address=address, run=run, peer=peer, incarnation=secrets.token_hex(8), token=token)
         self._peer = peer
         self._desk = Desk()
@@ -57,6 +76,7 @@ class Member:
             self._desk,
             on_abort=on_abort,
             on_session_key=on_session_key,
+            on_serve=on_serve,
             connect_s=connect_s,
             reach_s=max(connect_s, wait_s),
         )
@@ -73,13 +93,37 @@ class Member:
         self._thread.start()
         return self._desk.wait_admission()
 
-    def declare(self, message: Declare) -> View:
-        """Declare what this peer holds; blocks until the run has all its start peers.
+    def declare(self, message: Declare, meanwhile: Callable[[], None] = lambda: None) -> View | CatchUp:
+        """Declare what this peer holds; blocks until it is a member of a run that has all its start peers (the view),
+        or is told to catch up first. `meanwhile` is called twice a second: a run that goes on may wait for peers that
+        need what this one holds.
 
         Raises Refused (other model, settings or version), Unreachable (coordinator lost) or QuorumLost.
         """
         self._say(message)
-        return self._desk.wait_view(lambda view: view.started and self._peer in view.members)
+        return self._desk.wait_membership(1, meanwhile=meanwhile)
+
+    def to_catch_up(self) -> CatchUp | None:
+        """The order to catch up, as last heard, while this peer is no member; else None. Any thread."""
+        return self._desk.catch_up()
+
+    def want_snapshot(self, version: int) -> None:
+        """Have the members stage a snapshot: the updates after `version` are not to be had. Any thread."""
+        self._say(SnapshotWanted(version))
+
+    def caught_up(self, message: CaughtUp) -> View | CatchUp:
+        """Say what this peer holds now; blocks until it is a member again, or the run is further on by now.
+
+        Raises as `declare`.
+        """
+        resumed = self._desk.resumed()
+        self._say(message)
+        return self._desk.wait_membership(resumed + 1, message.version)
+
+    def snapshot_due(self) -> int | None:
+        """The version to stage a snapshot of (a newer one will do), if the coordinator asked for one; only once."""
+        order = self._desk.take_serve()
+        return order.version if order else None
 
     @property
     def session_key(self) -> bytes:
@@ -94,13 +138,17 @@ class Member:
         """Raises what ended membership, if anything did."""
         self._desk.check()
 
-    def progress(self, step: int, phase: str) -> None:
-        """What the next heartbeats say: the inner step, and what this peer is doing."""
-        self._attendant.progress = (step, phase)
+    def progress(self, step: int, phase: str, steps_in_round: int = 0, round_steps: int = 0) -> None:
+        """What the next heartbeats say: the inner step, what this peer is doing, and how far it is in its round."""
+        self._attendant.progress = (step, phase, steps_in_round, round_steps)
 
     def freeze_requested(self, round: int) -> bool:
         """Whether the coordinator closed this round: contribute what there is at the next safe point."""
         return self._desk.freeze_round() >= round
+
+    def asked_to_leave(self) -> str:
+        """Why an operator wishes this peer to leave at its next safe point; "" if none does."""
+        return self._desk.leave_reason()
 
     def ready(self, message: Ready) -> None:
         self._say(message)
@@ -111,15 +159,19 @@ class Member:
     def applied(self, message: Applied) -> None:
         self._say(message)
 
-    def next_order(self, timeout_s: float) -> Plan | Verdict | None:
-        """The next attempt to take part in, or the verdict to obey; None after `timeout_s`.
+    def next_order(self, timeout_s: float) -> Plan | Verdict | CatchUp | None:
+        """The next attempt to take part in, the verdict to obey, or the order to catch up; None after `timeout_s`.
 
         Raises Unreachable (coordinator lost), QuorumLost (left out, or too few peers), Refused or Diverged. A
         verdict that came before is handed out first.
         """
         return self._desk.take_order(timeout_s)
 
-    def leave(self, reason: str, done: bool, timeout_s: float = 2.0) -> None:
+    def leave_for(self, reason: str) -> None:
+        """Say goodbye in the training thread's place, which is too busy to do so. Any thread; does not wait."""
+        self._post(lambda: self._attendant.leave(Leave(reason, done=False), LEAVE_S, lambda: None))
+
+    def leave(self, reason: str, done: bool, timeout_s: float = LEAVE_S) -> None:
         """Say goodbye and see it sent, for at most `timeout_s`, then close. Never raises for the network."""
         said = threading.Event()
         self._post(lambda: self._attendant.leave(Leave(reason, done), timeout_s, said.set))
@@ -129,11 +181,11 @@ class Member:
         self.close()
 
     def close(self) -> None:
-        """Drop the connection and join the thread. Idempotent."""
+        """Drop the connection and join the thread, within JOIN_S. Idempotent."""
         self._desk.lay_failure(Unreachable("membership is closed"))
         self._post(self._attendant.stop)
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(JOIN_S)
 
     def _is_attended(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

@@ -12,7 +12,16 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from atoll.membership import admission, declaration, liveness, rounds, verdicts
+from atoll.membership import (
+    admission,
+    catching_up,
+    declaration,
+    learning,
+    liveness,
+    operator_requests,
+    rounds,
+    verdicts,
+)
 from atoll.membership.coordinator_state import (
     CoordinatorState,
     Draft,
@@ -23,7 +32,19 @@ from atoll.membership.coordinator_state import (
     listed,
 )
 from atoll.membership.differences import settings_difference
-from atoll.membership.messages import Applied, Declare, Heartbeat, HeartbeatAck, Leave, Ready, Scalar, Vote
+from atoll.membership.messages import (
+    Applied,
+    CaughtUp,
+    Declare,
+    Heartbeat,
+    HeartbeatAck,
+    Leave,
+    Ready,
+    Scalar,
+    SnapshotWanted,
+    Vote,
+)
+from atoll.membership.recollection import recollect
 from atoll.membership.replay import replay
 from atoll.membership.settings import CoordinatorSettings
 from atoll.membership.steps import (
@@ -32,6 +53,7 @@ from atoll.membership.steps import (
     Finish,
     Journal,
     JournalRecord,
+    OperatorSaid,
     PeerArrived,
     PeerDropped,
     PeerSaid,
@@ -65,6 +87,11 @@ def start(
                 "use another journal or another run name"
             )
             return Step(replace(state, over=reason), (Finish(reason, 2),), reason)
+    if state.stopping and not (state.started and state.members()):
+        reason = (
+            f"run {settings.run} is over already: {state.stopping}; to begin a new one give another run name"
+        )
+        return Step(replace(state, over=reason), (Finish(reason, 0),), reason)
     if state.done and not state.members():
         reason = (
             f"run {settings.run} is over already, at version {state.version}: all its peers left; "
@@ -84,16 +111,17 @@ def start(
 def step(
     state: CoordinatorState, event: CoordinatorEvent, now_s: float, *, make_lanes: MakeLanes
 ) -> Step[CoordinatorState]:
-    """Take in one event at `now_s` (monotonic seconds). `make_lanes(members oldest first, broken links)`
-    gives the members to drop because no lane avoids the links, and the lanes for the rest. Never raises
-    for what peers do.
+    """Take in one event at `now_s` (monotonic seconds). `make_lanes` (`atoll.plan.planner.choose`) gives
+    the lanes for an attempt, and the members to drop because no lane can serve them. Never raises for what
+    peers do.
     """
     if state.over:
         return Step(state, (), state.over)
     state, effective_s = liveness.pass_time(state, now_s)
-    draft = Draft(state, effective_s, make_lanes)
-    settles = _record(draft, event)
-    return draft.step(_settle(draft) if settles else "")
+    before, draft = state, Draft(state, effective_s, make_lanes)
+    waiting = _settle(draft, isinstance(event, Tick)) if _record(draft, event) else None
+    draft.set(recollection=recollect(before, draft, waiting))
+    return draft.step(waiting or "")
 
 
 def refusal(state: CoordinatorState, peer: str, incarnation: str, now_s: float) -> str:
@@ -112,6 +140,9 @@ def _record(draft: Draft, event: CoordinatorEvent) -> bool:
             return True
         case PeerArrived():
             admission.arrive(draft, event)
+            return True
+        case OperatorSaid():
+            operator_requests.hear(draft, event)
             return True
     record = draft.state.peers.get(event.peer)
     if record is None or record.incarnation != event.incarnation:
@@ -146,14 +177,23 @@ def _hear(draft: Draft, record: PeerRecord, event: PeerSaid) -> bool:
             declaration.declare(draft, record, message)
         case Leave():
             admission.leave(draft, record, message)
+        case CaughtUp():
+            catching_up.hear_caught_up(draft, record, message)
+        case SnapshotWanted():
+            catching_up.hear_snapshot_wanted(draft, record, message)
+        case Applied() if record.catching_up is not None:
+            catching_up.hear_applied(draft, record, message)
+        case Ready() if record.catching_up is not None:
+            catching_up.tell_again(draft, record)
         case _ if not record.member:
-            draft.because(f"ignored what {record.peer} says before it declares")
+            draft.because(f"ignored what {record.peer} says before it is a member")
         case Ready():
             rounds.record_ready(draft, record, message)
         case Vote():
             verdicts.record_vote(draft, record, message)
         case Applied():
             rounds.record_applied(draft, record, message)
+            return bool(draft.effects)
         case _:
             draft.because(f"ignored a second {type(message).__name__} of {record.peer}")
     return True
@@ -167,15 +207,20 @@ def _hear_heartbeat(draft: Draft, record: PeerRecord, message: Heartbeat) -> Non
             heard_s=draft.now_s,
             step=max(message.step, record.step),
             moved_s=draft.now_s if moved else record.moved_s,
+            phase=message.phase,
+            steps_in_round=message.steps_in_round,
+            round_steps=message.round_steps,
         )
     )
     draft.send(record.peer, HeartbeatAck(term=draft.state.term))
     draft.because(f"{record.peer} lives, at step {message.step}")
 
 
-def _settle(draft: Draft) -> str:
-    """Decide until nothing more follows from the recorded facts; returns what is waited for now."""
-    liveness.lose_silent(draft)
+def _settle(draft: Draft, time_passed: bool) -> str:
+    """Decide until nothing more follows from the recorded facts; returns what is waited for now. Who fell silent is
+    looked for when `time_passed` alone: to look at everybody is dear, and ticks come often."""
+    if time_passed:
+        liveness.lose_silent(draft)
     while True:
         before = draft.state
         waiting = _decide(draft)
@@ -185,7 +230,10 @@ def _settle(draft: Draft) -> str:
 
 def _decide(draft: Draft) -> str:
     verdicts.settle_attempt(draft)
+    learning.roll_back(draft)
+    catching_up.settle(draft)
     _start_run(draft)
+    operator_requests.settle_stop(draft)
     _end_run(draft)
     return draft.state.over or rounds.advance_round(draft)
 
@@ -193,7 +241,7 @@ def _decide(draft: Draft) -> str:
 def _start_run(draft: Draft) -> None:
     state = draft.state
     members = state.members()
-    if state.started or len(members) < state.settings.start_peers:
+    if state.started or len(members) < learning.wanted_to_start(draft):
         return
     peers = {peer: replace(record, moved_s=draft.now_s) for peer, record in state.peers.items()}
     draft.set(started=True, peers=peers, begun_s=draft.now_s + state.paused_s)
@@ -203,7 +251,11 @@ def _start_run(draft: Draft) -> None:
 
 
 def _end_run(draft: Draft) -> None:
+    if draft.state.over:
+        return
     if draft.state.started and draft.state.done and not draft.state.members():
-        draft.finish(f"the run is done at version {draft.state.version}: all peers left", 0)
+        admission.end_run(
+            draft, "ended", f"the run is done at version {draft.state.version}: all peers left", 0
+        )
         return
     liveness.watch_quorum(draft)

@@ -7,15 +7,18 @@ its own pauses.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from atoll import events
-from atoll.membership.messages import Message, Ready, Scalar, Verdict, View, Vote
+from atoll.membership.messages import CatchUp, Message, Ready, Scalar, Verdict, View, Vote
+from atoll.membership.rates import Rates
+from atoll.membership.recollection import Recollection
 from atoll.membership.settings import CoordinatorSettings, Timeouts
 from atoll.membership.steps import (
     CloseConnection,
@@ -28,19 +31,41 @@ from atoll.membership.steps import (
     Send,
     Step,
 )
-from atoll.values import Edge, Lane, ParameterInfo, Plan, RankInfo
+from atoll.values import Edge, ParameterInfo, Plan, PlanChoice, PlanRequest, RankInfo
 
-MakeLanes = Callable[[tuple[str, ...], frozenset[Edge]], tuple[frozenset[str], tuple[Lane, ...]]]
+MakeLanes = Callable[[PlanRequest], PlanChoice]
 Layout = dict[str, ParameterInfo]
 
 _GONE_REMEMBERED = 128
+_VERSIONS_REMEMBERED = 64
+
+
+class CatchingUp(msgspec.Struct, frozen=True):
+    """A peer that declared, and does not hold the newest version.
+
+    `version`, `round` and `digest` are of the state it holds; `trusted` if its bits may be the run's. `told` is the
+    order it got last.
+    """
+
+    version: int
+    round: int
+    digest: str
+    since_s: float
+    trusted: bool = True
+    wants_snapshot: bool = False
+    why: str = ""
+    told: CatchUp | None = None
 
 
 class PeerRecord(msgspec.Struct, frozen=True):
     """One peer as the coordinator sees it; one that a restarted coordinator waits for has no incarnation yet.
 
     `digest` is what it reported for the newest version, "" while it has not. `moved_s` is when it last made
-    progress.
+    progress. `joined_round` is the round that was open when it became a member of a run under way. `differed` is how
+    often its bits were not the run's, `served` the version that its sidecar was last woken for, and whether to stage.
+    `met_before` if this process was connected to this coordinator before: then it has the term from it.
+    What its heartbeats say: `step`, `phase`, and how far it is in its round. `leaving` is why it was asked to leave,
+    "" while it was not.
     """
 
     peer: str
@@ -54,6 +79,15 @@ class PeerRecord(msgspec.Struct, frozen=True):
     step: int = 0
     moved_s: float = 0.0
     ready: Ready | None = None
+    catching_up: CatchingUp | None = None
+    joined_round: int = 0
+    differed: int = 0
+    served: tuple[int, bool] = (-1, False)
+    met_before: bool = False
+    phase: str = ""
+    steps_in_round: int = 0
+    round_steps: int = 0
+    leaving: str = ""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -76,7 +110,8 @@ class OpenRound(msgspec.Struct, frozen=True):
 
     `first_ready_s`, `quorum_s` and `closed_s` are when a first member was ready, enough of them were, and the
     others were asked to freeze. `broken` are links that failed in this round; `links_forgiven` once they were
-    tried again although no lane avoided them; `results_differed` once the members' results did.
+    tried again although no lane avoided them; `results_differed` once the members' results did. `previous` is
+    the plan of the last attempt.
     """
 
     number: int
@@ -88,6 +123,7 @@ class OpenRound(msgspec.Struct, frozen=True):
     broken: frozenset[Edge] = frozenset()
     links_forgiven: bool = False
     results_differed: bool = False
+    previous: Plan | None = None
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -97,14 +133,35 @@ class Gone(msgspec.Struct, frozen=True):
     fenced: bool
 
 
+class KnownVersion(msgspec.Struct, frozen=True):
+    """A version, the round that made it, and its state's digest."""
+
+    version: int
+    round: int
+    digest: str
+
+
+class Eviction(msgspec.Struct, frozen=True):
+    """A peer id that an operator shut out, until `until_s` (infinity: until the run ends)."""
+
+    reason: str
+    until_s: float
+
+
 class CoordinatorState(msgspec.Struct, frozen=True):
     """Everything the coordinator machine knows. `peers` is in the order of joining, oldest first.
 
-    `digest` is the agreed digest of the newest version's state, "" until the members reported it. `commit` is
-    the last committed verdict, `verdict` the last of any outcome. `norms` are the medians of the last
-    committed rounds. `done` if the last member to go had all it was asked for. `diverging_rounds` is how many of the
-    last rounds in a row had no finite update. `short_since_s` is since when there are too few members. `over`
-    says why the run ended, "" while it goes on.
+    `digest` is the agreed digest of the newest version's state, "" until the members reported it; `known` are the
+    last versions that have one. `learning` while the journal may be short of what the peers know; `journaled_term`
+    is the last one in it when this coordinator started; `met` are the processes that came while it was learning;
+    until `relearns_until_s` peers are waited for that may know more. `commit` is the last committed verdict,
+    `verdict` the last of any outcome. `norms` are the medians of the last committed rounds, `offences` the rounds
+    in which peers' updates were refused, `rates` what the links were seen to carry. `done` if the last member to go
+    had all it was asked for. `diverging_rounds` is how many of the last rounds in a row had no finite update.
+    `short_since_s` is since when there are too few members, `no_holder_since_s` since when nobody who is here holds
+    the newest version. `saved_at_s` is the run's age at its last checkpoint. `stopping` says why the open round is
+    to be the last, "" while it is not; `evictions` are by peer id. `over` says why the run ended, "" while it goes
+    on. `recollection` decides nothing.
     """
 
     settings: CoordinatorSettings
@@ -117,30 +174,68 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     round: OpenRound = OpenRound(number=1)
     version: int = 0
     digest: str = ""
+    known: tuple[KnownVersion, ...] = ()
+    learning: bool = True
+    journaled_term: int = 0
+    met: tuple[tuple[str, str], ...] = ()
+    relearns_until_s: float | None = None
+    no_holder_since_s: float | None = None
     layout: Layout | None = None
     run_settings: dict[str, Scalar] | None = None
     commit: Verdict | None = None
     verdict: Verdict | None = None
     norms: tuple[float, ...] = ()
+    offences: Mapping[str, tuple[int, ...]] = {}
+    rates: Rates = {}
     started: bool = False
     done: bool = False
     diverging_rounds: int = 0
     elapsed_before_s: float = 0.0
+    saved_at_s: float = 0.0
     short_since_s: float | None = None
     gone: tuple[Gone, ...] = ()
+    stopping: str = ""
+    evictions: dict[str, Eviction] = {}
     over: str = ""
+    recollection: Recollection = Recollection()
+
+    def digests(self) -> dict[int, str]:
+        return {each.version: each.digest for each in self.known}
 
     def members(self) -> tuple[PeerRecord, ...]:
         """The living members, oldest first; those that a restarted coordinator still waits for included."""
-        return tuple(record for record in self.peers.values() if record.member)
+        return _members_of(self.peers)
 
     def is_fenced(self, peer: str, incarnation: str) -> bool:
         """Whether a newer process has this peer's id: the old one is not to be let in again."""
         return any(gone.fenced and gone.process == (peer, incarnation) for gone in self.gone)
 
+    def eviction(self, peer: str, now_s: float) -> str:
+        """Why this id is shut out at `now_s`, in a sentence; "" if it is not."""
+        found = self.evictions.get(peer)
+        if found is None or now_s >= found.until_s:
+            return ""
+        left_s = found.until_s - now_s
+        how_long = "until the run ends" if math.isinf(left_s) else f"for another {max(1, round(left_s))} s"
+        return f"{peer!r} was evicted and is refused {how_long}: {found.reason}"
+
     def ending(self) -> bool:
         """Whether the last verdict was the run's last."""
         return self.verdict is not None and self.verdict.ends
+
+
+_last_members: tuple[dict[str, PeerRecord], tuple[PeerRecord, ...]] = ({}, ())
+
+
+def _members_of(peers: dict[str, PeerRecord]) -> tuple[PeerRecord, ...]:
+    """A step asks again and again; with a thousand peers that is most of its time. These dicts never change, so the
+    last answer holds for the very same one."""
+    global _last_members
+    asked, found = _last_members
+    if asked is not peers:
+        found = tuple(record for record in peers.values() if record.member)
+        _last_members = (peers, found)
+    return found
 
 
 class Draft:
@@ -162,6 +257,13 @@ class Draft:
         state = self.state
         return state.elapsed_before_s + self.now_s + state.paused_s - state.begun_s
 
+    def why_last(self) -> str:
+        """Why the open round is the run's last, in a sentence; "" if it is not."""
+        limit_s = self.state.settings.max_seconds
+        if self.state.stopping:
+            return self.state.stopping
+        return f"the run has lasted max_seconds = {limit_s:g} s" if 0 < limit_s <= self.elapsed_s() else ""
+
     def set(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
 
@@ -172,6 +274,11 @@ class Draft:
         attempt = self.state.round.attempt
         assert attempt is not None
         self.set_round(attempt=replace(attempt, **changes))
+
+    def set_digest(self, digest: str) -> None:
+        """The newest version's digest is agreed."""
+        state = self.state
+        self.set(digest=digest, known=remember(state.known, state.version, state.round.number - 1, digest))
 
     def put(self, record: PeerRecord) -> None:
         """Add or update one peer's record; a new one is the youngest."""
@@ -244,6 +351,14 @@ class Draft:
 
     def step(self, otherwise: str) -> Step[CoordinatorState]:
         return Step(self.state, tuple(self.effects), "; ".join(self.reasons) or otherwise)
+
+
+def remember(
+    known: tuple[KnownVersion, ...], version: int, round_: int, digest: str
+) -> tuple[KnownVersion, ...]:
+    """`known` with one more; what was known of this or a later version before counts no more."""
+    older = tuple(each for each in known if each.version < version)
+    return (*older, KnownVersion(version, round_, digest))[-_VERSIONS_REMEMBERED:]
 
 
 def ids(records: tuple[PeerRecord, ...]) -> tuple[str, ...]:

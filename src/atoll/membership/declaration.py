@@ -2,7 +2,8 @@
 
 The first difference is named with both sides' values, to the refused peer and in an event here. The first
 declaration defines what the coordinator was not given. A process that comes back (same incarnation) resumes
-where it was: it gets the verdict it lacks, or the attempt it takes part in.
+where it was: it gets the verdict it lacks, or the attempt it takes part in. Whoever holds another state than the
+newest is told to catch up.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll import events
-from atoll.membership.admission import diverged, left_behind, refuse
+from atoll.membership import learning
+from atoll.membership.admission import dismiss, refuse
+from atoll.membership.catching_up import begin_declared, wrong_bits
 from atoll.membership.coordinator_state import Draft, PeerRecord, counted, ids
 from atoll.membership.differences import layout_difference, settings_difference
-from atoll.membership.messages import Abort, Declare, Freeze, Reduce, Verdict
+from atoll.membership.messages import Abort, AskToLeave, Declare, Freeze, Reduce, Verdict
 from atoll.membership.steps import RunDefined
 
 
@@ -22,6 +25,7 @@ def declare(draft: Draft, record: PeerRecord, message: Declare) -> None:
     if refusal is not None:
         refuse(draft, record, *refusal)
         return
+    learning.learn(draft, record, message)
     if not _stands_with_the_run(draft, record, message):
         return
     newcomer = not record.member
@@ -34,6 +38,10 @@ def declare(draft: Draft, record: PeerRecord, message: Declare) -> None:
         replace(
             record,
             member=True,
+            catching_up=None,
+            joined_round=draft.state.round.number
+            if newcomer and draft.state.started
+            else record.joined_round,
             ranks=message.ranks,
             digest=message.digest if newest else "",
             step=max(record.step, message.step),
@@ -44,6 +52,7 @@ def declare(draft: Draft, record: PeerRecord, message: Declare) -> None:
     draft.because(
         f"{record.peer} declared version {message.version}" + (" and is ready" if waits_in_round else "")
     )
+    _tell_verdicts(draft, record.peer, message)
     if newcomer:
         members = ids(draft.state.members())
         draft.emit(events.PeerJoined(peer=record.peer, version=message.version, members=members))
@@ -68,11 +77,6 @@ def _mismatch(draft: Draft, peer: str, message: Declare) -> tuple[str, str] | No
         )
         if reason is not None:
             return "layout", f"{reason}; start {peer!r} with the run's model"
-    if message.version > state.version or (message.pending and message.pending.round > state.round.number):
-        return "version", (
-            f"peer {peer!r} holds version {message.version}, but this coordinator's journal ends at version "
-            f"{state.version}; start the coordinator with the journal of the run"
-        )
     if message.version == 0 == state.version and state.digest not in ("", message.digest):
         return "digest", (
             f"peer {peer!r} starts from other weights (digest {message.digest}) than the run (digest "
@@ -87,17 +91,29 @@ def _stands_with_the_run(draft: Draft, record: PeerRecord, message: Declare) -> 
     if state.ending() and not _took_part(draft, record, message):
         _refuse_latecomer(draft, record, message)
         return False
+    if message.version == state.version and message.round >= state.round.number:
+        where = f"{peer} knows of round {message.round} at version {message.version}, the run's last is"
+        why = f"{where} {state.round.number - 1}: it comes from a history that was rolled back"
+        begin_declared(draft, record, message, why, trusted=False)
+        return False
     if message.version == state.version:
         if state.digest in ("", message.digest):
             return True
-        diverged(draft, record, message.digest)
+        record = replace(record, ranks=message.ranks)
+        wrong_bits(draft, record, message.digest, held_round=message.round)
         return False
     if _lacks_commit(draft, peer, message) or _is_applying(draft, peer, message):
         return True
-    if _took_part(draft, record, message):
-        left_behind(draft, record)
-    else:
-        _refuse_latecomer(draft, record, message)
+    if state.ending():
+        reason = (
+            f"the run ended at version {state.version}, without {peer}, which holds version {message.version}"
+        )
+        dismiss(draft, record, "left_out", reason)
+        return False
+    known = state.digests().get(message.version, message.digest) == message.digest
+    trusted = known and message.version < state.version
+    where = f"{peer} comes with version {message.version}, the run is at version {state.version}"
+    begin_declared(draft, record, message, f"{where}: it catches up", trusted=trusted)
     return False
 
 
@@ -110,11 +126,7 @@ def _took_part(draft: Draft, record: PeerRecord, message: Declare) -> bool:
 
 def _refuse_latecomer(draft: Draft, record: PeerRecord, message: Declare) -> None:
     state = draft.state
-    where = "over" if state.ending() else f"at version {state.version} already"
-    late = (
-        f"the run is {where} and {record.peer!r} comes with version {message.version}; "
-        "joining a run under way comes in a later release: start all peers together"
-    )
+    late = f"the run is over, at version {state.version}: {record.peer!r} comes too late"
     refuse(draft, record, "late", late)
 
 
@@ -134,7 +146,7 @@ def _is_applying(draft: Draft, peer: str, message: Declare) -> bool:
     commit = draft.state.commit
     return (
         commit is not None
-        and message.pending is None
+        and message.applying
         and message.version == commit.version - 1
         and message.round >= commit.op.round
         and peer in commit.members
@@ -149,9 +161,9 @@ def _define(draft: Draft, peer: str, message: Declare) -> None:
     if state.layout is not None:
         return
     settings = {**message.settings, **(state.run_settings or {})}
-    draft.set(
-        layout={each.name: each for each in message.layout}, run_settings=settings, digest=message.digest
-    )
+    draft.set(layout={each.name: each for each in message.layout}, run_settings=settings)
+    if state.version == 0:
+        draft.set_digest(message.digest)
     draft.journal(
         RunDefined(
             layout=tuple((each.name, each.shape, each.dtype) for each in message.layout),
@@ -162,13 +174,18 @@ def _define(draft: Draft, peer: str, message: Declare) -> None:
     )
 
 
-def _bring_up_to_date(draft: Draft, record: PeerRecord, message: Declare) -> None:
-    """Send again what the peer may have missed: verdicts, the attempt it is in, a request to freeze."""
-    state, peer = draft.state, record.peer
+def _tell_verdicts(draft: Draft, peer: str, message: Declare) -> None:
+    """The verdicts that the peer may have missed; before the view, which tells that their rounds are over."""
+    state = draft.state
     verdicts = (state.commit,) if state.commit is state.verdict else (state.commit, state.verdict)
     for verdict in verdicts:
         if verdict is not None and _lacks(message, verdict):
             draft.send(peer, verdict)
+
+
+def _bring_up_to_date(draft: Draft, record: PeerRecord, message: Declare) -> None:
+    """Send again what the peer may have missed of the open round: the attempt it is in, a request to freeze."""
+    state, peer = draft.state, record.peer
     attempt = state.round.attempt
     if (
         attempt is not None
@@ -179,6 +196,8 @@ def _bring_up_to_date(draft: Draft, record: PeerRecord, message: Declare) -> Non
         draft.send(peer, Abort(op, attempt.failed) if attempt.failed else Reduce(attempt.plan))
     if state.round.closed_s is not None and message.pending is None:
         draft.send(peer, Freeze(term=state.term, round=state.round.number))
+    if record.leaving:
+        draft.send(peer, AskToLeave(record.leaving))
 
 
 def _lacks(message: Declare, verdict: Verdict) -> bool:

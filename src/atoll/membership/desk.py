@@ -8,18 +8,20 @@ from collections.abc import Callable
 
 from atoll.errors import AtollError, MembershipError
 from atoll.membership.link import Admission
-from atoll.membership.messages import Verdict, View
+from atoll.membership.messages import CatchUp, Serve, Verdict, View
 from atoll.values import Plan
 
 SLICE_S = 0.5  # the longest sleep between two looks at the clock, so that signals always get through
 
 
 class Desk:
-    """The latest admission, view and order, and what ended membership. A newer order replaces an older plan.
+    """The latest admission, view and orders, and what ended membership. A newer order replaces an older plan.
 
     One slot for orders is enough: the coordinator plans again only after it gave the older attempt up, and
     neither a plan nor a commit of the next round can come before this peer was ready for it. It can be skipped
-    without this peer; the later of two such verdicts stands for both.
+    without this peer; the later of two such verdicts stands for both. An order to catch up has a place of its own:
+    it stands, and is replaced by newer ones, until this peer is a member again. A verdict that came before is obeyed
+    first.
     """
 
     def __init__(self) -> None:
@@ -27,7 +29,11 @@ class Desk:
         self._admission: Admission | None = None
         self._view: View | None = None
         self._order: Plan | Verdict | None = None
+        self._catch_up: CatchUp | None = None
+        self._serve: Serve | None = None
+        self._resumed = 0
         self._freeze_round = -1
+        self._leave_reason = ""
         self._failure: BaseException | None = None
 
     # ---- the membership thread lays down -------------------------------------------------------------------
@@ -49,9 +55,33 @@ class Desk:
             self._order = order
             self._changed.notify_all()
 
+    def lay_catch_up(self, order: CatchUp) -> None:
+        """What was to be reduced is not, any more."""
+        with self._changed:
+            self._catch_up = order
+            if isinstance(self._order, Plan):
+                self._order = None
+            self._changed.notify_all()
+
+    def lay_resume(self) -> None:
+        """This peer is a member (again). Freezes of rounds before that are no concern of it."""
+        with self._changed:
+            if self._catch_up is not None:
+                self._catch_up, self._freeze_round = None, -1
+            self._resumed += 1
+            self._changed.notify_all()
+
+    def lay_serve(self, order: Serve) -> None:
+        with self._changed:
+            self._serve = order
+
     def lay_freeze(self, round: int) -> None:
         with self._changed:
             self._freeze_round = max(self._freeze_round, round)
+
+    def lay_leave(self, reason: str) -> None:
+        with self._changed:
+            self._leave_reason = reason
 
     def lay_failure(self, failure: BaseException) -> None:
         """The first failure stays: what follows is only its echo."""
@@ -74,15 +104,38 @@ class Desk:
                 self._changed.wait(SLICE_S)
             return self._admission
 
-    def wait_view(self, holds: Callable[[View], bool]) -> View:
-        """Blocks until a view for which `holds` is true. Raises what ends membership meanwhile."""
-        with self._changed:
-            while self._view is None or not holds(self._view):
+    def wait_membership(
+        self, resumed: int, version: int = -1, meanwhile: Callable[[], None] = lambda: None
+    ) -> View | CatchUp:
+        """Blocks until this peer is a member (for the `resumed`-th time, counted from 1), or has to catch up with
+        another version than `version` first. `meanwhile` is called at every look."""
+        while True:
+            meanwhile()
+            with self._changed:
                 self._raise_failure()
+                if self._catch_up is not None and self._catch_up.version != version:
+                    return self._catch_up
+                if self._resumed >= resumed and self._view is not None:
+                    return self._view
                 self._changed.wait(SLICE_S)
-            return self._view
 
-    def take_order(self, timeout_s: float) -> Plan | Verdict | None:
+    def take_serve(self) -> Serve | None:
+        """An order to stage a snapshot, once."""
+        with self._changed:
+            order, self._serve = self._serve, None
+            return order
+
+    def catch_up(self) -> CatchUp | None:
+        """The order to catch up, while it stands."""
+        with self._changed:
+            return self._catch_up
+
+    def resumed(self) -> int:
+        """How often this peer became a member."""
+        with self._changed:
+            return self._resumed
+
+    def take_order(self, timeout_s: float) -> Plan | Verdict | CatchUp | None:
         """The next order, or None after `timeout_s`. A verdict counts even if membership ended after it."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
@@ -91,6 +144,8 @@ class Desk:
                     order, self._order = self._order, None
                     return order
                 self._raise_failure()
+                if self._catch_up is not None:
+                    return self._catch_up
                 remaining_s = deadline_s - time.monotonic()
                 if remaining_s <= 0:
                     return None
@@ -110,6 +165,11 @@ class Desk:
     def freeze_round(self) -> int:
         with self._changed:
             return self._freeze_round
+
+    def leave_reason(self) -> str:
+        """Why this peer was asked to leave; "" while it was not."""
+        with self._changed:
+            return self._leave_reason
 
     def _raise_failure(self) -> None:
         if self._failure is None:

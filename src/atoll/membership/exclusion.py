@@ -5,12 +5,15 @@ no token, is absent to the bit. Left out as well are updates whose norm is above
 this round's norms and of the last committed rounds' (one median each). Norms of zero say nothing about what is
 usual and do not count; the median has a floor, so that a run whose updates vanish does not start to reject
 rounding noise.
+
+A peer whose updates were refused in PROBATION_AFTER of the last OFFENCES_REMEMBERED rounds is on *probation* for as
+many rounds: it stays a member and receives every result, but its updates do not count, whatever they are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -20,6 +23,11 @@ from atoll.values import Contribution
 
 NORM_FLOOR = 1e-8
 REMEMBERED_NORMS = 8
+PROBATION_AFTER = 3
+OFFENCES_REMEMBERED = 8
+
+Offences = Mapping[str, tuple[int, ...]]
+"""The rounds in which a peer's update was refused, by peer."""
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -37,9 +45,16 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def select(
-    readies: Mapping[str, Ready], committed_norms: Sequence[float], *, norm_limit: float, equal: bool
+    readies: Mapping[str, Ready],
+    committed_norms: Sequence[float],
+    *,
+    norm_limit: float,
+    equal: bool,
+    probation: Mapping[str, str] | None = None,
 ) -> Selection:
-    """Decide over the round's `readies` (by peer). `equal`: every contributor weighs 1, not its tokens."""
+    """Decide over the round's `readies` (by peer). `equal`: every contributor weighs 1, not its tokens. `probation`
+    says of peers that are on it why.
+    """
     left_out = {
         peer: f"its update is not finite ({ready.tokens} tokens in {ready.steps} steps)"
         for peer, ready in sorted(readies.items())
@@ -52,6 +67,10 @@ def select(
     }
     idle = tuple(sorted(set(readies) - set(left_out) - set(finite)))
     diverging = bool(left_out) and not finite
+    held = {peer: why for peer, why in sorted((probation or {}).items()) if peer in finite}
+    if len(held) < len(finite):  # better an offender's update than none
+        left_out |= held
+        finite = {peer: ready for peer, ready in finite.items() if peer not in held}
     usual = usual_norm([ready.norm for ready in finite.values()], committed_norms)
     for peer, ready in finite.items():
         if usual is not None and ready.norm > norm_limit * usual:
@@ -63,12 +82,40 @@ def select(
     weights = [1 if equal else ready.tokens for ready in chosen.values()]
     divisor = math.gcd(*weights) if weights else 1
     return Selection(
-        contributions=tuple(Contribution(p, w // divisor) for p, w in zip(chosen, weights, strict=True)),
+        contributions=tuple(
+            Contribution(peer, weight // divisor, ready.update_digest)
+            for (peer, ready), weight in zip(chosen.items(), weights, strict=True)
+        ),
         left_out=left_out,
         idle=idle,
         norms=tuple(ready.norm for ready in chosen.values()),
         diverging=diverging,
     )
+
+
+def probation(offences: Offences, round_: int) -> dict[str, str]:
+    """Who is on probation in this round, and why."""
+    found = {}
+    for peer, rounds in offences.items():
+        if len(rounds) >= PROBATION_AFTER and round_ <= rounds[-1] + OFFENCES_REMEMBERED:
+            found[peer] = (
+                f"it is on probation until round {rounds[-1] + OFFENCES_REMEMBERED}: its updates were refused in "
+                f"rounds {', '.join(map(str, rounds))}"
+            )
+    return found
+
+
+def remember_offences(
+    offences: Offences, refused: Collection[str], round_: int
+) -> dict[str, tuple[int, ...]]:
+    """`refused` had their updates refused in this round, for what they were."""
+    kept = {
+        peer: tuple(each for each in rounds if each > round_ - OFFENCES_REMEMBERED)
+        for peer, rounds in offences.items()
+    }
+    for peer in refused:
+        kept[peer] = (*kept.get(peer, ()), round_)
+    return {peer: rounds for peer, rounds in kept.items() if rounds}
 
 
 def usual_norm(norms: Sequence[float], committed_norms: Sequence[float]) -> float | None:

@@ -9,9 +9,10 @@ round trip, so idle strangers cannot keep it out. However many come, they cost o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -68,6 +69,15 @@ class Gate:
             )
             self._turned_away, self._next_note_s = 0, now_s + NOTE_EVERY_S
 
+    async def turn_away(
+        self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None, refusal: Refused | None
+    ) -> None:
+        """Who proved nothing hears why, if there is anything to say."""
+        self.note(address_of(transport), refusal.reason if refusal else "it did not speak our protocol")
+        if refusal is not None:
+            await websocket.send_bytes(messages.encode(refusal))
+        await websocket.close()
+
     def close(self) -> None:
         """Show everyone out."""
         for transport, timer in self._strangers.items():
@@ -92,8 +102,12 @@ async def admit_connections(
     """Accept for ever; every connection enters the gate before a byte of it is read."""
     loop = asyncio.get_running_loop()
     while True:
+        await _readable(listener)
         try:
-            accepted, _ = await loop.sock_accept(listener)
+            accepted, _ = listener.accept()
+            accepted.setblocking(False)
+        except BlockingIOError:
+            continue  # it hung up again
         except OSError as error:
             if error.errno not in (
                 errno.EMFILE,
@@ -107,6 +121,17 @@ async def admit_connections(
             continue
         transport, _ = await loop.connect_accepted_socket(protocol_factory, accepted)
         gate.enter(transport)
+
+
+async def _readable(listener: socket.socket) -> None:
+    """Until someone knocks. Unlike `loop.sock_accept` it may be cancelled in the very moment that someone does."""
+    loop = asyncio.get_running_loop()
+    knocked: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(listener, lambda: knocked.done() or knocked.set_result(None))
+    try:
+        await knocked
+    finally:
+        loop.remove_reader(listener)
 
 
 def listen_on(host: str, port: int) -> list[socket.socket]:
@@ -129,6 +154,17 @@ def listen_on(host: str, port: int) -> list[socket.socket]:
             listener.close()
         raise LocalError(_bind_failure(host, port, error)) from error
     return listeners
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Generator[list[socket.socket]]:
+    """`listen_on`, for the time of a `with` block."""
+    listeners = listen_on(host, port)
+    try:
+        yield listeners
+    finally:
+        for listener in listeners:
+            listener.close()
 
 
 def _listen(family: int, address: tuple[object, ...]) -> socket.socket:

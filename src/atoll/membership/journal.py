@@ -1,7 +1,7 @@
-"""The coordinator's memory: an append-only file of records, each on disk before anything that follows from it
-is sent.
+"""The coordinator's memory: append-only records, each kept safe before anything that follows from it is sent.
 
-A *frame* is a mark, the length and the CRC-32 of its payload, and the payload (msgpack). The first frame says
+`Journal` is what the server needs of one: a file (here), or keys in etcd (`etcd_journal`). In the file,
+a *frame* is a mark, the length and the CRC-32 of its payload, and the payload (msgpack). The first frame says
 which format and run this is. A crash can tear only the last frame: a torn tail is cut off, with a log line.
 Anything else that does not fit is damage, and damage is never guessed around. The file holds the session key,
 hence mode 0600.
@@ -15,6 +15,7 @@ import stat
 import struct
 import zlib
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -33,8 +34,29 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(JournalRecord)
 
 
+class LeadLost(Exception):
+    """Another coordinator may lead by now: what is not in the journal yet must not be sent any more."""
+
+
+class Journal(Protocol):
+    """What one coordinator wrote and its successors read. Calls block; nothing may overtake them."""
+
+    records: tuple[JournalRecord, ...]
+    """What it held when it was opened."""
+
+    def hold(self) -> None:
+        """Make sure that this process may still act, and keep it so. Raises LeadLost if it may not."""
+        ...
+
+    def append(self, record: JournalRecord) -> None:
+        """Keep one record; it is safe when this returns. Raises LeadLost or LocalError."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class JournalHead(msgspec.Struct, frozen=True):
-    """The first frame of the file."""
+    """What stands before the records."""
 
     format: int
     run: str
@@ -57,6 +79,9 @@ class JournalFile:
         except BaseException:
             os.close(self._fd)
             raise
+
+    def hold(self) -> None:
+        """The lock holds for as long as the process lives."""
 
     def append(self, record: JournalRecord) -> None:
         """Write one record and wait until the disk has it. On LocalError the file holds no part of it."""

@@ -17,13 +17,15 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from atoll import __version__
-from atoll.errors import ConfigError, Refused
+from atoll.errors import Refused
 from atoll.membership import auth, messages
+from atoll.membership.addresses import split_address
 from atoll.membership.frames import PART_BYTES, Assembler, OversizedError, pack
 from atoll.membership.messages import Challenge, Connect, CoordinatorMessage, Message, Welcome
 from atoll.membership.settings import Timeouts
 
 PATH = "/v1/peer"
+STANDING_BY = 503  # the HTTP status of a coordinator that does not lead: try the next
 CLOSE_S = 1.0
 
 
@@ -32,7 +34,10 @@ class NotReachedError(Exception):
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """Who connects, where to, and the token that proves it. `repr` shows no token."""
+    """Who connects, where to, and the token that proves it. `repr` shows no token.
+
+    `address` is one coordinator's for a link; as a user gives it, it may name several, separated by commas.
+    """
 
     address: str
     run: str
@@ -55,16 +60,6 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"Admission(term {self.term}, seen as {self.seen_as})"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port` as (host, port). Raises ConfigError."""
-    host, colon, port = address.rpartition(":")
-    if colon and host and port.isdecimal() and 0 < int(port) < 65536:
-        return host.removeprefix("[").removesuffix("]"), int(port)
-    raise ConfigError(
-        f"{address!r} is no coordinator address; write it as host:port, for example 127.0.0.1:7070"
-    )
 
 
 class _WebSocket(aiohttp.ClientWebSocketResponse):
@@ -161,13 +156,10 @@ class Link:
 
 async def open_link(credentials: Credentials, timeout_s: float) -> Link:
     """Connect and prove the token both ways within `timeout_s`. Raises NotReachedError or Refused."""
-    host, port = split_address(credentials.address)
-    url = URL.build(scheme="http", host=host, port=port, path=PATH)
-    connector = aiohttp.TCPConnector(resolver=_Resolver(), use_dns_cache=False, force_close=True)
-    http = aiohttp.ClientSession(connector=connector, ws_response_class=_WebSocket)
+    http = open_http()
     try:
         async with asyncio.timeout(timeout_s):
-            websocket = await http.ws_connect(url, max_msg_size=PART_BYTES + 1, compress=0)
+            websocket = await dial(http, credentials.address, PATH)
             link = Link(http, websocket)
             try:
                 await link.prove(credentials)
@@ -180,10 +172,23 @@ async def open_link(credentials: Credentials, timeout_s: float) -> Link:
         raise NotReachedError(f"no answer in {timeout_s:.3g} s") from None
     except (OSError, aiohttp.ClientError) as error:
         await http.close()
-        raise NotReachedError(_phrase(error)) from None
+        raise NotReachedError(phrase(error)) from None
     except BaseException:
         await http.close()
         raise
+
+
+def open_http() -> aiohttp.ClientSession:
+    """To be closed by the caller. Name look-ups cannot hold up the exit, and no connection is kept."""
+    connector = aiohttp.TCPConnector(resolver=Resolver(), use_dns_cache=False, force_close=True)
+    return aiohttp.ClientSession(connector=connector, ws_response_class=_WebSocket)
+
+
+async def dial(http: aiohttp.ClientSession, address: str, path: str) -> aiohttp.ClientWebSocketResponse:
+    """A WebSocket to the coordinator's `path`, nothing proved. Raises OSError or aiohttp.ClientError; see `phrase`."""
+    host, port = split_address(address)
+    url = URL.build(scheme="http", host=host, port=port, path=path)
+    return await http.ws_connect(url, max_msg_size=PART_BYTES + 1, compress=0)
 
 
 def _connect(handshake: auth.Handshake, token: bytes) -> Connect:
@@ -198,8 +203,11 @@ def _connect(handshake: auth.Handshake, token: bytes) -> Connect:
     )
 
 
-def _phrase(error: Exception) -> str:
+def phrase(error: Exception) -> str:
+    """Why nothing was reached, in a few words."""
     if isinstance(error, aiohttp.WSServerHandshakeError):
+        if error.status == STANDING_BY:
+            return "it stands by: another coordinator leads"
         return f"it is no coordinator: it answered HTTP {error.status}"
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, ConnectionRefusedError):
@@ -207,7 +215,7 @@ def _phrase(error: Exception) -> str:
     return (getattr(cause, "strerror", None) or str(cause) or type(cause).__name__).lower()
 
 
-class _Resolver(AbstractResolver):
+class Resolver(AbstractResolver):
     """Looks names up on a short-lived daemon thread, so that a hanging name server cannot hold up our exit.
 
     The event loop's own executor is joined when the interpreter ends, however long a look-up takes.

@@ -82,8 +82,7 @@ def _needed(state: CoordinatorState) -> int:
     """How many members the run needs now. After its last round, or when the others were done, one that is
     still to say that it is done is enough, unless it waits for a round.
     """
-    waits = any(record.ready is not None for record in state.members())
-    if state.ending() or (state.done and not waits):
+    if state.ending() or (state.done and not any(record.ready is not None for record in state.members())):
         return 1
     return state.settings.min_peers if state.started else state.settings.start_peers
 

@@ -3,10 +3,12 @@
 A peer trains only in LOCAL. From its `ready` on it waits, whatever happens to the connection, until it is
 told the round's verdict: it repeats what it said after every reconnect, obeys a newer attempt at the same
 round, and obeys one verdict once. It steps only on a committed verdict for the result that it holds and voted
-yes for; a run that went on without it is over for it. While it waits it gives a lost coordinator
-`coordinator_lost_s`; in LOCAL it goes on training and waits at the next `ready`.
+yes for. If the run went on without it, it is told to catch up; it drops what it was doing, fetches what it
+lacks, says what it holds, and is in LOCAL again once a view names it. While it waits it gives a lost
+coordinator `coordinator_lost_s`; in LOCAL it goes on training and waits at the next `ready`.
 
     CONNECTING -> DECLARING -> LOCAL -> READY -> REDUCING -> VOTED -> APPLYING -> LOCAL ...     OVER
+                                 ^ ---- CATCHING_UP <- from any of these
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from atoll.membership.member_state import IN_ROUND, WAITING, MemberState, Phase
 from atoll.membership.messages import (
     Abort,
     Applied,
+    AskToLeave,
+    CatchUp,
+    CaughtUp,
     CoordinatorMessage,
     Declare,
     Ended,
@@ -28,6 +33,8 @@ from atoll.membership.messages import (
     Ready,
     Reduce,
     Refused,
+    Serve,
+    SnapshotWanted,
     Verdict,
     View,
     Vote,
@@ -43,7 +50,10 @@ from atoll.membership.steps import (
     MemberEvent,
     Order,
     RequestFreeze,
+    RequestLeave,
+    Resume,
     Send,
+    ServeOthers,
     Step,
     Tick,
     TrainerSaid,
@@ -124,10 +134,11 @@ def _connect(state: MemberState, term: int) -> Outcome:
     if term > state.term and state.phase is Phase.REDUCING:
         aborts = (AbortAttempt(state.op, f"the coordinator started again (term {term})"),)
         state = replace(state, phase=Phase.READY)
+    declaration = _declaration(state) if state.declare else None
     state = replace(state, term=max(term, state.term))
-    if state.declare is None:
+    if declaration is None:
         return _step(state, f"connected to the coordinator, term {state.term}", *aborts)
-    said = _send(state, _declaration(state))
+    said = _send(state, declaration)
     if state.vote is not None and state.vote.op.term == state.term:
         said += _send(state, state.vote)
     what = (
@@ -148,6 +159,9 @@ def _declaration(state: MemberState) -> Declare:
         round=state.round,
         digest=state.digest,
         pending=state.pending,
+        term=state.term,
+        version_term=state.version_term,
+        applying=state.applying is not None,
     )
 
 
@@ -165,6 +179,7 @@ def _say(state: MemberState, message: PeerMessage) -> Outcome:
                 version=message.version,
                 round=message.round,
                 digest=message.digest,
+                version_term=message.version_term,
             )
             return _step(state, f"{state.peer} declares version {state.version}", *_send(state, message))
         case Ready():
@@ -174,10 +189,13 @@ def _say(state: MemberState, message: PeerMessage) -> Outcome:
         case Applied():
             assert state.applying is not None, f"nothing to apply in phase {state.phase}"
             assert message.version == state.applying.version, "applied another version than the verdict's"
-            state = replace(
-                state, phase=Phase.LOCAL, version=message.version, digest=message.digest, applying=None
-            )
+            phase = Phase.LOCAL if state.phase is Phase.APPLYING else state.phase
+            state = replace(state, phase=phase, version=message.version, digest=message.digest, applying=None)
             return _step(state, f"{state.peer} holds version {state.version}", *_send(state, message))
+        case SnapshotWanted():
+            return _step(state, f"{state.peer} asks for a snapshot", *_send(state, message))
+        case CaughtUp():
+            return _say_caught_up(state, message)
         case Leave():
             aborts = (AbortAttempt(state.op, message.reason),) if state.phase is Phase.REDUCING else ()
             over = replace(state, phase=Phase.OVER)
@@ -190,6 +208,8 @@ def _say_ready(state: MemberState, message: Ready) -> Outcome:
     """The round is the coordinator's to number: a round skipped meanwhile makes this `ready` the next
     one's.
     """
+    if state.phase is Phase.CATCHING_UP:
+        return _step(state, f"{state.peer} was ready, but has to catch up first")
     assert state.phase is Phase.LOCAL, f"ready in phase {state.phase}"
     assert message.version == state.version, f"ready on version {message.version}, holds {state.version}"
     pending = replace(message, round=state.round + 1)
@@ -205,6 +225,18 @@ def _say_vote(state: MemberState, message: Vote) -> Outcome:
     return _step(state, f"{state.peer} votes {answer} on {message.op}", *_send(state, message))
 
 
+def _say_caught_up(state: MemberState, message: CaughtUp) -> Outcome:
+    assert state.phase is Phase.CATCHING_UP, f"caught up in phase {state.phase}"
+    state = replace(
+        state,
+        version=message.version,
+        version_term=state.term,
+        round=message.round,
+        digest=message.digest,
+    )
+    return _step(state, f"{state.peer} has caught up with version {message.version}", *_send(state, message))
+
+
 # ---- the coordinator -------------------------------------------------------------------------------------
 
 
@@ -214,6 +246,10 @@ def _hear(state: MemberState, message: CoordinatorMessage) -> Outcome:
             return _step(state, "the coordinator lives")
         case View():
             return _hear_view(state, message)
+        case CatchUp():
+            return _hear_catch_up(state, message)
+        case Serve(version=version, stage=stage):
+            return _step(state, "somebody catches up", ServeOthers(version, stage))
         case Freeze():
             return _hear_freeze(state, message)
         case Reduce(plan=plan):
@@ -222,6 +258,8 @@ def _hear(state: MemberState, message: CoordinatorMessage) -> Outcome:
             return _hear_abort(state, message)
         case Verdict():
             return _hear_verdict(state, message)
+        case AskToLeave(reason=reason):
+            return _step(state, reason, RequestLeave(reason))
         case Refused(reason=reason):
             return _fail(state, "refused", reason)
         case Ended(kind=kind, reason=reason):
@@ -231,13 +269,29 @@ def _hear(state: MemberState, message: CoordinatorMessage) -> Outcome:
 
 
 def _hear_view(state: MemberState, view: View) -> Outcome:
-    """A peer that waits in no round learns from the view which rounds were skipped without it."""
-    if state.phase is Phase.DECLARING and view.started:
-        state = replace(state, phase=Phase.LOCAL)
+    """It lets a peer in that has declared, or caught up. A peer that waits in no round learns from it which rounds
+    were skipped without it.
+    """
+    state = replace(state, term=max(state.term, view.term))
     version = state.applying.version if state.applying else state.version
-    if state.pending is None and view.version == version and view.round > state.round:
+    newest = view.version == version
+    if state.pending is None and newest and view.round > state.round:
         state = replace(state, round=view.round)
+    enters = state.phase is Phase.DECLARING or (state.phase is Phase.CATCHING_UP and newest)
+    if enters and view.started and state.peer in view.members and state.applying is None:
+        return _step(replace(state, phase=Phase.LOCAL), view.reason, Resume())
     return _step(state, view.reason)
+
+
+def _hear_catch_up(state: MemberState, message: CatchUp) -> Outcome:
+    """Whatever was under way here has no part in the run any more. An outer step is taken to its end first."""
+    version = state.applying.version if state.applying else state.version
+    lacks = message.version > version or not message.trusted
+    if state.phase is Phase.CONNECTING or message.term < state.term or not lacks:
+        return _step(state, f"ignored an order to catch up with version {message.version}")
+    aborts = (AbortAttempt(state.op, message.reason),) if state.phase is Phase.REDUCING else ()
+    state = replace(state, phase=Phase.CATCHING_UP, term=message.term, pending=None, vote=None)
+    return _step(state, message.reason, *aborts, Order(message))
 
 
 def _hear_freeze(state: MemberState, message: Freeze) -> Outcome:
@@ -279,25 +333,39 @@ def _hear_abort(state: MemberState, message: Abort) -> Outcome:
 
 
 def _hear_verdict(state: MemberState, verdict: Verdict) -> Outcome:
-    if verdict.op.round <= state.round:
+    skipped = verdict.outcome == "skipped"
+    unheard = skipped and verdict.ends and state.phase in (Phase.DECLARING, Phase.LOCAL, Phase.READY)
+    if verdict.op.round <= state.round and not unheard:
         return _step(state, f"ignored the verdict of round {verdict.op.round}: it was obeyed already")
-    if verdict.outcome == "skipped":
+    if skipped:
         return _hear_skip(state, verdict)
     vote = state.vote
     holds = vote is not None and vote.ok and (vote.op, vote.digest) == (verdict.op, verdict.digest)
     if not holds or verdict.version != state.version + 1:
-        reason = (
-            f"the run committed version {verdict.version} with {verdict.op}, whose result {state.peer} "
-            f"(version {state.version}, phase {state.phase}) does not hold; "
-            "catching up comes in a later release"
-        )
-        return _fail(state, "left_out", reason)
+        return _miss(state, verdict)
     # ---- commit line: from here on this peer steps ----
     state = _end_round(state, verdict, Phase.APPLYING)
-    return _step(replace(state, applying=verdict), verdict.reason, Order(verdict))
+    state = replace(state, applying=verdict, version_term=verdict.op.term)
+    return _step(state, verdict.reason, Order(verdict))
+
+
+def _miss(state: MemberState, verdict: Verdict) -> Outcome:
+    """A commit whose result is not here: declare again, so that the coordinator tells how to catch up."""
+    reason = (
+        f"the run committed version {verdict.version} with {verdict.op}, whose result {state.peer} "
+        f"(version {state.version}, phase {state.phase}) does not hold: it has to catch up"
+    )
+    if state.declare is None or state.phase is Phase.CATCHING_UP:
+        return _step(state, reason)
+    aborts = (AbortAttempt(state.op, verdict.reason),) if state.phase is Phase.REDUCING else ()
+    state = replace(state, phase=Phase.CATCHING_UP, pending=None, vote=None)
+    return _step(state, reason, *aborts, *_send(state, _declaration(state)))
 
 
 def _hear_skip(state: MemberState, verdict: Verdict) -> Outcome:
+    """The run's last is told to the trainer even if a view said before that its round is over: who has obeyed it is
+    gone.
+    """
     if state.phase not in IN_ROUND:
         last = (RequestFreeze(verdict.op.round + 1), Order(verdict)) if verdict.ends else ()
         return _step(replace(state, round=verdict.op.round), verdict.reason, *last)

@@ -16,6 +16,7 @@ class Phase(StrEnum):
 
     CONNECTING = "connecting"
     DECLARING = "declaring"
+    CATCHING_UP = "catching up"
     LOCAL = "local"
     READY = "ready"
     REDUCING = "reducing"
@@ -24,7 +25,7 @@ class Phase(StrEnum):
     OVER = "over"
 
 
-WAITING = frozenset({Phase.DECLARING, Phase.READY, Phase.REDUCING, Phase.VOTED})
+WAITING = frozenset({Phase.DECLARING, Phase.CATCHING_UP, Phase.READY, Phase.REDUCING, Phase.VOTED})
 IN_ROUND = frozenset({Phase.READY, Phase.REDUCING, Phase.VOTED})
 
 
@@ -32,7 +33,8 @@ class MemberState(msgspec.Struct, frozen=True):
     """Everything the member machine knows.
 
     `round` is the last round whose verdict is known, `op` the newest attempt heard of. `pending` is the
-    `ready` that waits for a verdict, `vote` what was said of `op`, `applying` the verdict being obeyed.
+    `ready` that waits for a verdict, `vote` what was said of `op`, `applying` the verdict being obeyed. `term` is the
+    highest heard of, `version_term` the one under which `version` was made or fetched.
     """
 
     peer: str
@@ -43,6 +45,7 @@ class MemberState(msgspec.Struct, frozen=True):
     connected: bool = False
     term: int = 0
     version: int = 0
+    version_term: int = 0
     round: int = 0
     digest: str = ""
     op: OpId = OpId(term=0, round=0)

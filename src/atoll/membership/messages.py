@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.values import Contribution, Edge, OpId, ParameterInfo, Plan, RankInfo, TransferStats
+from atoll.values import Contribution, Edge, OpId, ParameterInfo, Plan, RankInfo, Source, TransferStats
 
 PROTOCOL = 1
 Scalar = str | int | float | bool | None
@@ -46,8 +46,9 @@ class Connect(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Coordinator: proof of the same token, the sealed session key for the engines, the run's settings.
 
-    `settings` is the nested dict of the run's settings, or None while no one has given any (then the first peer's
-    declaration does). `timeouts` are the coordinator's; peers adopt them. `seen_as` is the peer's address as seen.
+    `settings` is the nested dict of the run's settings; flat, with dotted keys, if they are those that the first peer
+    declared; None while no one has given any. `timeouts` are the coordinator's; peers adopt them. `seen_as` is the
+    peer's address as seen.
     """
 
     proof: bytes
@@ -59,7 +60,8 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Coordinator: not admitted. `kind` is token, protocol, run, peer, layout, settings, version, digest or late."""
+    """Coordinator: not admitted, or not any more. `kind` is token, protocol, run, peer, layout, settings, version,
+    digest, late or evicted."""
 
     kind: str
     reason: str
@@ -72,7 +74,9 @@ class Declare(Message, frozen=True):
     """Peer: the state I hold. Sent once the model is built, and again after every reconnect.
 
     `settings` is flat (dotted keys). `round` is the last round this peer knows the verdict of; `pending` is the round
-    it waits on with its `ready` (None in LOCAL).
+    it waits on with its `ready` (None in LOCAL). `term` is the highest that it had heard of before
+    this connection, `version_term` the one under which it got its version; 0 for a new process. `applying`
+    while it takes the outer step of `round`, which is not in `version` yet.
     """
 
     layout: tuple[ParameterInfo, ...]
@@ -83,6 +87,9 @@ class Declare(Message, frozen=True):
     digest: str
     step: int
     pending: Ready | None = None
+    term: int = 0
+    version_term: int = 0
+    applying: bool = False
 
 
 class View(Message, frozen=True):
@@ -96,14 +103,60 @@ class View(Message, frozen=True):
     reason: str
 
 
+# ---- catching up -----------------------------------------------------------------------------------------------
+
+
+class CatchUp(Message, frozen=True):
+    """Coordinator: you do not hold the newest version; fetch it. Said again whenever something in it changes.
+
+    `version` is the newest and `round` the last that has a verdict. `digests` are the run's, by version, as far as they
+    are agreed. `sources` are the sidecars of members. If not `trusted`, what the peer holds is wrong: only a snapshot
+    will do.
+    """
+
+    term: int
+    version: int
+    round: int
+    digests: dict[int, str]
+    sources: tuple[Source, ...]
+    trusted: bool
+    reason: str
+
+
+class SnapshotWanted(Message, frozen=True):
+    """Peer, catching up: the updates after `version`, which I hold, are not to be had; have a snapshot staged."""
+
+    version: int
+
+
+class CaughtUp(Message, frozen=True):
+    """Peer: the state I hold now. If that is the newest version, I am a member again."""
+
+    version: int
+    round: int
+    digest: str
+    step: int
+
+
+class Serve(Message, frozen=True):
+    """Coordinator, to members: a peer catches up, let your sidecar serve. With `stage`, stage a snapshot of `version`
+    (or of the version you hold by then) at the next safe point."""
+
+    version: int
+    stage: bool
+
+
 # ---- liveness ----------------------------------------------------------------------------------------------------
 
 
 class Heartbeat(Message, frozen=True):
-    """Peer, every `heartbeat_s`, from the trainer's own process. `step` shows progress."""
+    """Peer, every `heartbeat_s`, from the trainer's own process. `step` shows progress; the rest is for people:
+    `steps_in_round` of `round_steps` inner steps are made."""
 
     step: int
     phase: str
+    steps_in_round: int = 0
+    round_steps: int = 0
 
 
 class HeartbeatAck(Message, frozen=True):
@@ -123,7 +176,11 @@ class Freeze(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Peer: frozen, update encoded. `positions` are data cursors as of the frozen step: (slot, position) pairs."""
+    """Peer: frozen, update encoded. `positions` are data cursors as of the frozen step: (slot, position) pairs.
+
+    `update_digest` is that of the encoded update: what is sent again in a later attempt is told by it. `train_s` is how
+    long the `steps` took, by this peer's own clock; `round_steps` how many the schedule has for the round after this.
+    """
 
     round: int
     version: int
@@ -133,6 +190,9 @@ class Ready(Message, frozen=True):
     norm: float
     finite: bool
     positions: tuple[tuple[int, int], ...] = ()
+    update_digest: str = ""
+    train_s: float = 0.0
+    round_steps: int = 0
 
 
 class Reduce(Message, frozen=True):
@@ -163,7 +223,9 @@ class Verdict(Message, frozen=True):
     """Coordinator, journaled before it is sent: the round's end.
 
     `outcome` is "committed" or "skipped". `version` is the version after it. `left_out` says why, by peer.
-    `ends` means that the run is over with this round; `end_reason` says why.
+    `ends` means that the run is over with this round; `end_reason` says why. `inner_steps` are those of the next round,
+    by member, where they differ by speed; who is not named makes the schedule's. `saves`: the version that it makes is
+    to be a checkpoint, its shared part brought to the run's remote place by `uploader`.
     """
 
     op: OpId
@@ -176,6 +238,9 @@ class Verdict(Message, frozen=True):
     reason: str
     ends: bool = False
     end_reason: str = ""
+    inner_steps: dict[str, int] = {}
+    saves: bool = False
+    uploader: str = ""
 
 
 class Applied(Message, frozen=True):
@@ -199,9 +264,27 @@ class Ended(Message, frozen=True):
     reason: str
 
 
-PeerMessage = Connect | Declare | Heartbeat | Ready | Vote | Applied | Leave
+class AskToLeave(Message, frozen=True):
+    """Coordinator, because an operator wishes it: say goodbye at your next safe point."""
+
+    reason: str
+
+
+PeerMessage = Connect | Declare | Heartbeat | Ready | Vote | Applied | SnapshotWanted | CaughtUp | Leave
 CoordinatorMessage = (
-    Challenge | Welcome | Refused | View | HeartbeatAck | Freeze | Reduce | Abort | Verdict | Ended
+    Challenge
+    | Welcome
+    | Refused
+    | View
+    | CatchUp
+    | Serve
+    | HeartbeatAck
+    | Freeze
+    | Reduce
+    | Abort
+    | Verdict
+    | Ended
+    | AskToLeave
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from atoll.membership.coordinator_state import CoordinatorState, OpenRound, PeerRecord
+from atoll.membership.coordinator_state import CoordinatorState, Eviction, OpenRound, PeerRecord, remember
 from atoll.membership.exclusion import remember_norms
 from atoll.membership.messages import Scalar
 from atoll.membership.settings import CoordinatorSettings
 from atoll.membership.steps import (
+    EvictionDecided,
     JournalRecord,
     MembersChanged,
     PlanMade,
     RunDefined,
     StateDigest,
+    StopDecided,
     TermRaised,
     VerdictMade,
+    VersionLearned,
 )
 from atoll.values import ParameterInfo
 
@@ -55,7 +59,7 @@ def replay(
         )
         for peer in members
     }
-    return replace(state, term=state.term + 1, peers=expected)
+    return replace(state, term=state.term + 1, journaled_term=state.term, peers=expected)
 
 
 def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
@@ -64,13 +68,36 @@ def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
             return replace(state, term=max(state.term, term), session_key=session_key)
         case RunDefined():
             layout = {name: ParameterInfo(name, shape, dtype) for name, shape, dtype in record.layout}
-            return replace(state, layout=layout, run_settings=dict(record.settings), digest=record.digest)
+            state = replace(state, layout=layout, run_settings=dict(record.settings))
+            if state.version > 0:  # learned before: of its digest the majority decides
+                return state
+            known = remember(state.known, 0, state.round.number - 1, record.digest)
+            return replace(state, digest=record.digest, known=known)
         case MembersChanged():
             return replace(state, started=record.started, done=record.done)
         case PlanMade(op=op):
             return replace(state, term=max(state.term, op.term))
         case StateDigest(version=version, digest=digest):
-            return replace(state, digest=digest) if version == state.version else state
+            if version != state.version:
+                return state
+            known = remember(state.known, version, state.round.number - 1, digest)
+            return replace(state, digest=digest, known=known)
+        case VersionLearned(version=version, round=round_, digest=digest):
+            return replace(
+                state,
+                version=version,
+                digest=digest,
+                known=remember(state.known, version, round_, digest) if digest else state.known,
+                round=OpenRound(number=round_ + 1),
+                commit=None,
+                verdict=None,
+                done=False,
+            )
+        case StopDecided(reason=reason):
+            return replace(state, stopping=reason)
+        case EvictionDecided(peer=peer, reason=reason, for_s=for_s):
+            until_s = state.last_s + for_s if for_s else math.inf
+            return replace(state, evictions={**state.evictions, peer: Eviction(reason, until_s)})
         case VerdictMade(verdict=verdict):
             committed = verdict.outcome == "committed"
             return replace(
@@ -83,4 +110,5 @@ def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
                 round=OpenRound(number=verdict.op.round + 1),
                 elapsed_before_s=record.elapsed_s,
                 diverging_rounds=record.diverging_rounds,
+                saved_at_s=record.elapsed_s if verdict.saves else state.saved_at_s,
             )

@@ -1,16 +1,18 @@
 """The coordinator's process: feeds the coordinator machine from sockets and carries out what it decides.
 
 One event loop, no threads. One task (`_Service._hear_all`) owns the machine's state; connections put what
-they hear into its inbox, and it carries out effects in order: a record is on disk before anything that
-follows from it is sent.
+they hear into its inbox, and it carries out effects in order: a record is in the journal before anything that
+follows from it is sent. With the journal in etcd there may be several such processes; those that do not lead
+stand by (`membership.standby`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +22,34 @@ from aiohttp import WSMsgType, hdrs, web
 from atoll import log
 from atoll.clock import MonotonicClock
 from atoll.events import CoordinatorListening, EventLog
-from atoll.membership import auth, coordinator, gate, messages, steps
+from atoll.membership import auth, coordinator, gate, messages, status, steps
+from atoll.membership.addresses import join_address
 from atoll.membership.coordinator import CoordinatorState
+from atoll.membership.coordinator_state import MakeLanes
+from atoll.membership.etcd_journal import Contender
+from atoll.membership.etcd_place import EtcdPlace
 from atoll.membership.frames import PART_BYTES, Assembler, OversizedError
 from atoll.membership.gate import Gate
-from atoll.membership.journal import JournalFile
+from atoll.membership.journal import Journal, JournalFile
 from atoll.membership.link import PATH
 from atoll.membership.messages import Refused, Scalar, Welcome
+from atoll.membership.operator import OPERATOR_PATH
+from atoll.membership.operator_door import OperatorDoor
 from atoll.membership.peer_connection import FLUSH_S, PeerConnection
 from atoll.membership.settings import CoordinatorSettings
-from atoll.membership.steps import CoordinatorEvent, PeerArrived, PeerDropped, PeerSaid, Step, Tick
-from atoll.values import Edge, Lane
+from atoll.membership.standby import lead_in_turn
+from atoll.membership.steps import (
+    CoordinatorEvent,
+    JournalRecord,
+    PeerArrived,
+    PeerDropped,
+    PeerSaid,
+    Step,
+    Tick,
+)
 
 INBOX_EVENTS = 1024
 STOPPED = 143
-
-MakeLanes = Callable[[tuple[str, ...], frozenset[Edge]], tuple[frozenset[str], tuple[Lane, ...]]]
 
 _log = log.get(__name__)
 
@@ -46,34 +60,52 @@ async def serve(
     host: str,
     port: int,
     token: bytes,
-    journal_path: Path,
+    journal_path: Path | EtcdPlace,
     run_settings: dict[str, Scalar] | None,
     nested_settings: dict[str, Any] | None,
     events: EventLog,
     make_lanes: MakeLanes,
     ready: Callable[[str, int], None],
     stop: asyncio.Event,
+    advertise: str = "",
 ) -> tuple[int, str]:
     """Coordinate one run until it is over or `stop` is set; returns the exit code and the reason.
 
     `run_settings` are the flat settings that declarations are compared with, `nested_settings` the same as
     newcomers receive them (None: the first peer defines the run). `ready(host, port)` is called once
     connections are accepted. When stopped, peers are told nothing: they go on and reconnect to the next
-    coordinator with this journal. Raises LocalError (port or journal) and ConfigError (token).
+    coordinator with this journal. With the journal in etcd this coordinator stands by while another leads;
+    `advertise` is the host to show to others by then (default: where it listens). Raises LocalError (port or
+    journal), ConfigError (token) and Unreachable (no etcd).
     """
     auth.check_token(token)
-    journal = JournalFile(journal_path, settings.run)
-    try:
-        listeners = gate.listen_on(host, port)
-        try:
-            service = _Service(settings, token, journal, nested_settings, events, make_lanes)
-            service.begin(run_settings)
-            return await service.run(listeners, ready, stop)
-        finally:
-            for listener in listeners:
-                listener.close()
-    finally:
-        journal.close()
+
+    async def lead(journal: Journal) -> tuple[int, str]:
+        service = _Service(settings, token, journal, nested_settings, events, make_lanes)
+        service.begin(run_settings)
+        return await service.run(listeners, ready, stop)
+
+    def foresee(records: Sequence[JournalRecord]) -> steps.Finish | None:
+        begun = coordinator.start(settings, records, b"", run_settings, MonotonicClock().now_s())
+        return next((effect for effect in begun.effects if isinstance(effect, steps.Finish)), None)
+
+    if isinstance(journal_path, Path):
+        with contextlib.closing(JournalFile(journal_path, settings.run)) as journal:
+            with gate.listening(host, port) as listeners:
+                return await lead(journal)
+    with gate.listening(host, port) as listeners:
+        bound_host, bound_port = listeners[0].getsockname()[:2]
+        address = join_address(advertise or bound_host, bound_port)
+        ended = await lead_in_turn(
+            Contender(journal_path, settings.run, address, settings.lease_s),
+            lead,
+            foresee=foresee,
+            listeners=listeners,
+            events=events,
+            connect_s=settings.timeouts.connect_s,
+            stop=stop,
+        )
+        return ended or (STOPPED, "stopped on request, while another coordinator led")
 
 
 def _refuse(connection: PeerConnection, reason: str) -> None:
@@ -90,7 +122,7 @@ class _Service:
         self,
         settings: CoordinatorSettings,
         token: bytes,
-        journal: JournalFile,
+        journal: Journal,
         nested_settings: dict[str, Any] | None,
         event_log: EventLog,
         make_lanes: MakeLanes,
@@ -103,13 +135,21 @@ class _Service:
         self._make_lanes = make_lanes
         self._clock = MonotonicClock()
         self._gate = Gate()
-        self._inbox: asyncio.Queue[tuple[PeerConnection, CoordinatorEvent]] = asyncio.Queue(INBOX_EVENTS)
+        self._inbox: asyncio.Queue[tuple[PeerConnection | None, CoordinatorEvent]] = asyncio.Queue(
+            INBOX_EVENTS
+        )
+        self._operators = OperatorDoor(
+            token,
+            self._gate,
+            status=lambda: status.report(self._state, self._clock.now_s()),
+            hear=lambda event: self._inbox.put((None, event)),
+        )
         self._connections: dict[str, PeerConnection] = {}
         self._handlers: set[asyncio.Task[Any]] = set()
         self._finish: steps.Finish | None = None
 
     def begin(self, run_settings: dict[str, Scalar] | None) -> None:
-        """Start the machine from the journal; the new term is on disk when this returns."""
+        """Start the machine from the journal; the new term is journaled when this returns."""
         new_key = auth.new_session_key()  # used only if the journal holds none
         records, now_s = self._journal.records, self._clock.now_s()
         begun = coordinator.start(self._settings, records, new_key, run_settings, now_s)
@@ -162,16 +202,18 @@ class _Service:
             if heard is not None:
                 self._hear(*heard)
 
-    async def _next_heard(self, timeout_s: float) -> tuple[PeerConnection, CoordinatorEvent] | None:
+    async def _next_heard(self, timeout_s: float) -> tuple[PeerConnection | None, CoordinatorEvent] | None:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._inbox.get()
         except TimeoutError:
             return None
 
-    def _hear(self, connection: PeerConnection, event: CoordinatorEvent) -> None:
-        """Only the peer's present connection has a voice."""
-        if isinstance(event, PeerArrived):
+    def _hear(self, connection: PeerConnection | None, event: CoordinatorEvent) -> None:
+        """Only the peer's present connection has a voice. Operators come without one."""
+        if connection is None:
+            self._step(event)
+        elif isinstance(event, PeerArrived):
             self._arrive(connection, event)
         elif self._connections.get(connection.peer) is connection:
             if isinstance(event, PeerDropped):
@@ -192,7 +234,16 @@ class _Service:
             _refuse(old, coordinator.refusal(self._state, old.peer, old.incarnation, now_s))
 
     def _step(self, event: CoordinatorEvent, now_s: float | None = None) -> None:
-        now_s = self._clock.now_s() if now_s is None else now_s
+        """One step of the machine. Nothing of a step leaves this process if part of it could not be journaled."""
+        try:
+            self._journal.hold()
+            self._take_step(event, self._clock.now_s() if now_s is None else now_s)
+        except BaseException:
+            for connection in self._connections.values():
+                connection.abort()
+            raise
+
+    def _take_step(self, event: CoordinatorEvent, now_s: float) -> None:
         step = coordinator.step(self._state, event, now_s, make_lanes=self._make_lanes)
         self._state = step.state
         self._carry_out(step)
@@ -213,6 +264,8 @@ class _Service:
                     connection = self._connections.get(peer)
                     if connection is not None and connection.incarnation == incarnation:
                         connection.close()
+                case steps.Answer(ticket, reply):
+                    self._operators.answer(ticket, reply)
                 case steps.Finish():
                     self._finish = effect
                 case _:
@@ -223,14 +276,15 @@ class _Service:
             return web.Response(text="atoll coordinator\n")
         websocket = web.WebSocketResponse(timeout=1.0, compress=False, max_msg_size=PART_BYTES + 1)
         offers = hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers  # aiohttp would log what is offered
-        if request.path != PATH or offers or not websocket.can_prepare(request):
+        paths = {PATH: self._attend, OPERATOR_PATH: self._operators.attend}
+        if request.path not in paths or offers or not websocket.can_prepare(request):
             return web.Response(status=404, text="nothing here\n")
         await websocket.prepare(request)
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
         try:
-            await self._attend(websocket, request.transport)
+            await paths[request.path](websocket, request.transport)
         except ConnectionError:
             pass  # the other side went away in the middle of a word
         finally:
@@ -241,11 +295,12 @@ class _Service:
         """One connection from its first byte to its last."""
         proven = await gate.prove(websocket, self._settings.run, self._token)
         if not isinstance(proven, auth.Handshake):
-            await self._turn_away(websocket, gate.address_of(transport), proven)
+            await self._gate.turn_away(websocket, transport, proven)
             return
         if transport is None:
             return
         self._gate.proved(transport)
+        self._journal.hold()  # who leads no more welcomes nobody
         connection = PeerConnection(websocket, transport, proven)
         connection.send(self._welcome(proven, connection.address))
         sender = asyncio.create_task(connection.empty_outbox())
@@ -254,14 +309,6 @@ class _Service:
         finally:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
-
-    async def _turn_away(
-        self, websocket: web.WebSocketResponse, address: str, refusal: Refused | None
-    ) -> None:
-        self._gate.note(address, refusal.reason if refusal else "it did not speak our protocol")
-        if refusal is not None:
-            await websocket.send_bytes(messages.encode(refusal))
-        await websocket.close()
 
     async def _listen(self, websocket: web.WebSocketResponse, connection: PeerConnection) -> None:
         who = (connection.peer, connection.incarnation)
@@ -284,7 +331,7 @@ class _Service:
             proof=who.coordinator_proof(self._token, sealed),
             sealed_session_key=sealed,
             term=self._state.term,
-            settings=self._nested_settings,
+            settings=self._nested_settings or self._state.run_settings,
             timeouts=msgspec.structs.asdict(self._settings.timeouts),
             seen_as=address,
         )

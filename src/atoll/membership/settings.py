@@ -19,10 +19,17 @@ class Timeouts(msgspec.Struct, frozen=True):
     connect_s: float = 10.0
     quorum_wait_s: float = 600.0
     coordinator_lost_s: float = 120.0
+    relearn_s: float = 30.0
+    progress_timeout_s: float = 5.0
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True):
-    """The membership settings of one run. `max_seconds` 0 means no limit."""
+    """The membership settings of one run. `max_seconds` 0 means no limit.
+
+    `topology` "auto" and `connections` (between two members) 0 leave the choice to the planner. `lease_s` is for
+    coordinators that share a journal in etcd. A checkpoint is due at every version that `save_rounds` divides, and with
+    the first commit `save_s` seconds after the one before; 0: not for that reason.
+    """
 
     run: str
     start_peers: int = 1
@@ -31,4 +38,9 @@ class CoordinatorSettings(msgspec.Struct, frozen=True):
     max_attempts: int = 5
     norm_limit: float = 100.0
     max_seconds: float = 0.0
+    topology: str = "auto"
+    connections: int = 0
     timeouts: Timeouts = Timeouts()
+    lease_s: float = 5.0
+    save_rounds: int = 0
+    save_s: float = 0.0

@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from atoll import events
-from atoll.membership.messages import CoordinatorMessage, Message, PeerMessage, Verdict
+from atoll.membership.messages import CatchUp, CoordinatorMessage, Message, PeerMessage, Verdict
+from atoll.membership.operator import Done, EvictPeer, LeavePeer, StopRun
 from atoll.values import OpId, Plan
 
 State = TypeVar("State")
@@ -55,7 +56,14 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed. Given at least every half `heartbeat_s`; a longer silence counts as our own pause."""
 
 
-CoordinatorEvent = PeerArrived | PeerSaid | PeerDropped | Tick
+class OperatorSaid(msgspec.Struct, frozen=True):
+    """A person, or a script, proved the token and asks for something. `ticket` names the Answer to it."""
+
+    ticket: int
+    request: StopRun | LeavePeer | EvictPeer
+
+
+CoordinatorEvent = PeerArrived | PeerSaid | PeerDropped | OperatorSaid | Tick
 
 
 # ---- heard by the member machine -------------------------------------------------------------------------
@@ -76,7 +84,9 @@ class CoordinatorSaid(msgspec.Struct, frozen=True):
 
 
 class TrainerSaid(msgspec.Struct, frozen=True):
-    """The training thread speaks: Declare, Ready, Vote, Applied or Leave, in that message's own form."""
+    """The training thread speaks: Declare, Ready, Vote, Applied, SnapshotWanted, CaughtUp or Leave, in that message's
+    own form.
+    """
 
     message: PeerMessage
 
@@ -118,10 +128,32 @@ class Finish(msgspec.Struct, frozen=True):
     exit_code: int
 
 
-class Order(msgspec.Struct, frozen=True):
-    """To the training thread: start this attempt, or obey this verdict."""
+class Answer(msgspec.Struct, frozen=True):
+    """To the operator who asked under this ticket."""
 
-    order: Plan | Verdict
+    ticket: int
+    reply: Done
+
+
+class Order(msgspec.Struct, frozen=True):
+    """To the training thread: start this attempt, obey this verdict, or catch up: then nothing but `CaughtUp` (or
+    `Leave`) is expected of it. A newer CatchUp takes an older one's place.
+    """
+
+    order: Plan | Verdict | CatchUp
+
+
+class ServeOthers(msgspec.Struct, frozen=True):
+    """Let this peer's sidecar serve. With `stage`, the training thread is to stage a snapshot of this version, or of a
+    newer one, at its next safe point.
+    """
+
+    version: int
+    stage: bool
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """To the training thread: this peer is a member (again), and may train."""
 
 
 class AbortAttempt(msgspec.Struct, frozen=True):
@@ -137,17 +169,37 @@ class RequestFreeze(msgspec.Struct, frozen=True):
     round: int
 
 
+class RequestLeave(msgspec.Struct, frozen=True):
+    """To the training thread: say goodbye at the next safe point."""
+
+    reason: str
+
+
 class Fail(msgspec.Struct, frozen=True):
     """To the training thread: membership ended.
 
-    `kind` is refused, unreachable, quorum, left_out, diverged or ended.
+    `kind` is refused, unreachable, quorum, left_out, diverged, dismissed or ended.
     """
 
     kind: str
     reason: str
 
 
-Effect = Send | Journal | Emit | CloseConnection | Finish | Order | AbortAttempt | RequestFreeze | Fail
+Effect = (
+    Send
+    | Journal
+    | Emit
+    | CloseConnection
+    | Finish
+    | Answer
+    | Order
+    | Resume
+    | ServeOthers
+    | AbortAttempt
+    | RequestFreeze
+    | RequestLeave
+    | Fail
+)
 
 
 # ---- the journal -----------------------------------------------------------------------------------------
@@ -205,4 +257,41 @@ class StateDigest(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-JournalRecord = TermRaised | RunDefined | MembersChanged | PlanMade | VerdictMade | StateDigest
+class VersionLearned(msgspec.Struct, frozen=True, tag=True):
+    """The run stands at this version, whatever the journal says before: it was lost and learned from the peers, or
+    nobody holds a newer one any more (then `why` says that the run was rolled back). `digest` "" is not known yet.
+    """
+
+    version: int
+    round: int
+    digest: str
+    why: str
+
+
+class StopDecided(msgspec.Struct, frozen=True, tag=True):
+    """An operator stopped the run: the round that is open now is its last."""
+
+    reason: str
+
+
+class EvictionDecided(msgspec.Struct, frozen=True, tag=True):
+    """An operator shut a peer id out, for `for_s` seconds (0: until the run ends). A restarted coordinator counts
+    them anew.
+    """
+
+    peer: str
+    reason: str
+    for_s: float
+
+
+JournalRecord = (
+    TermRaised
+    | RunDefined
+    | MembersChanged
+    | PlanMade
+    | VerdictMade
+    | StateDigest
+    | VersionLearned
+    | StopDecided
+    | EvictionDecided
+)

@@ -14,10 +14,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll import events
-from atoll.membership.admission import dismiss, end_run, left_behind, lose
+from atoll.membership import exclusion, saving
+from atoll.membership.admission import dismiss, end_run, lose
+from atoll.membership.catching_up import left_behind, start_over
 from atoll.membership.coordinator_state import Attempt, Draft, OpenRound, PeerRecord, ids, listed, majority
 from atoll.membership.exclusion import remember_norms
 from atoll.membership.messages import Abort, Verdict, Vote
+from atoll.membership.pacing import steps_by_speed
+from atoll.membership.rates import learn
 from atoll.membership.steps import VerdictMade
 from atoll.values import OpId
 
@@ -71,11 +75,11 @@ def settle_attempt(draft: Draft) -> None:
 def _not_voted(draft: Draft, attempt: Attempt) -> tuple[list[str], list[str]]:
     """Planned members without a vote: those that live, and those that are gone or another process now."""
     waiting, absent = [], []
-    for peer, incarnation in attempt.incarnations.items():
-        if peer not in attempt.votes:
-            record = draft.state.peers.get(peer)
-            lives = record is not None and record.member and record.incarnation == incarnation
-            (waiting if lives else absent).append(peer)
+    votes, peers = attempt.votes, draft.state.peers
+    for peer in [each for each in attempt.incarnations if each not in votes]:
+        record = peers.get(peer)
+        lives = record is not None and record.member and record.incarnation == attempt.incarnations[peer]
+        (waiting if lives else absent).append(peer)
     return waiting, absent
 
 
@@ -88,6 +92,14 @@ def _fail(draft: Draft, waiting: list[str], why: str) -> None:
     draft.because(f"attempt {op} failed: {why}")
     for peer in waiting:
         draft.send(peer, Abort(op=op, reason=why))
+
+
+def give_up(draft: Draft, why: str) -> None:
+    """Fail the attempt under way, if there is one that could still be committed."""
+    attempt = draft.state.round.attempt
+    if attempt is not None and not attempt.failed:
+        waiting, _ = _not_voted(draft, attempt)
+        _fail(draft, waiting, why)
 
 
 def _await_answers(draft: Draft, attempt: Attempt, waiting: list[str]) -> None:
@@ -113,11 +125,11 @@ def _settle_difference(draft: Draft, attempt: Attempt) -> None:
     for peer, digest in digests.items():
         record = draft.state.peers.get(peer)
         if digest != agreed and record is not None:
-            reason = (
+            what = (
                 f"{peer} got other results than the others twice in round {attempt.plan.op.round} "
-                f"({digest}, not {agreed}); it takes no part any more: check its memory and its software"
+                f"({digest}, not {agreed})"
             )
-            dismiss(draft, record, "diverged", reason)
+            start_over(draft, record, what, held_round=attempt.plan.op.round - 1)
 
 
 # ---- the round's end -------------------------------------------------------------------------------------
@@ -138,6 +150,8 @@ def commit(draft: Draft, attempt: Attempt, reason: str) -> None:
         left_out=attempt.left_out,
         reason=f"round {plan.op.round} is committed as version {state.version + 1}: {reason}; "
         f"{listed(contributors)} contributed",
+        saves=saving.is_due(draft, state.version + 1),
+        uploader=saving.uploader(state, voters),
     )
     draft.set(version=verdict.version, digest="", norms=remember_norms(state.norms, attempt.norms))
     _conclude(draft, verdict, attempt.norms)
@@ -153,6 +167,17 @@ def commit(draft: Draft, attempt: Attempt, reason: str) -> None:
             reason=verdict.reason,
         )
     )
+    _learn_rates(draft, attempt)
+
+
+def _learn_rates(draft: Draft, attempt: Attempt) -> None:
+    """What the members' engines saw on the way to a commit; an attempt that failed says little of its links."""
+    reports = {peer: vote.stats.links for peer, vote in attempt.votes.items()}
+    number, members = attempt.plan.op.round, ids(draft.state.members())
+    rates, changed = learn(draft.state.rates, reports, number, members)
+    draft.set(rates=rates)
+    if changed:
+        draft.emit(events.RatesMeasured(round=number, links=changed))
 
 
 def skip(draft: Draft, why: str, left_out: dict[str, str] | None = None, *, diverging: bool = False) -> None:
@@ -183,11 +208,17 @@ def skip(draft: Draft, why: str, left_out: dict[str, str] | None = None, *, dive
         end_run(draft, "diverged", reason, 7)
 
 
+def _next_steps(draft: Draft, verdict: Verdict) -> dict[str, int]:
+    members = [record for record in draft.state.members() if record.peer in verdict.members]
+    return steps_by_speed({each.peer: each.ready for each in members if each.ready is not None})
+
+
 def _conclude(draft: Draft, verdict: Verdict, norms: tuple[float, ...], diverging_rounds: int = 0) -> None:
     state, committed = draft.state, verdict.outcome == "committed"
-    limit_s = state.settings.max_seconds
-    if 0 < limit_s <= draft.elapsed_s():
-        verdict = replace(verdict, ends=True, end_reason=f"the run has lasted max_seconds = {limit_s:g} s")
+    if why := draft.why_last():
+        verdict = replace(verdict, ends=True, end_reason=why)
+    elif (state.run_settings or {}).get("outer.steps_by_speed"):
+        verdict = replace(verdict, inner_steps=_next_steps(draft, verdict))
     draft.journal(
         VerdictMade(
             verdict=verdict,
@@ -203,6 +234,13 @@ def _conclude(draft: Draft, verdict: Verdict, norms: tuple[float, ...], divergin
         commit=verdict if committed else state.commit,
         round=OpenRound(number=verdict.op.round + 1),
         diverging_rounds=diverging_rounds,
+        saved_at_s=draft.elapsed_s() if verdict.saves else state.saved_at_s,
+    )
+    on_probation = exclusion.probation(state.offences, verdict.op.round)
+    draft.set(
+        offences=exclusion.remember_offences(
+            state.offences, verdict.left_out.keys() - on_probation.keys(), verdict.op.round
+        )
     )
     for peer, why in verdict.left_out.items():
         draft.emit(events.PeerLeftOut(peer=peer, round=verdict.op.round, reason=why))
@@ -212,5 +250,8 @@ def _conclude(draft: Draft, verdict: Verdict, norms: tuple[float, ...], divergin
                 replace(record, ready=None, moved_s=draft.now_s, digest="" if committed else record.digest)
             )
             draft.send(record.peer, verdict)
-        else:
+        elif verdict.ends:
+            reason = f"the run ended with round {verdict.op.round}, in which {record.peer} did not take part"
+            dismiss(draft, record, "left_out", reason)
+        elif committed:
             left_behind(draft, record)

@@ -30,7 +30,7 @@ from atoll.membership.steps import (
     Tick,
     VerdictMade,
 )
-from atoll.values import TransferStats
+from atoll.values import PlanChoice, PlanRequest, TransferStats
 
 
 def _rounds_before(known: int, verdict: Verdict) -> int:
@@ -205,6 +205,18 @@ def _old_term() -> Machines:
     return Machines(coordinator_start=start)
 
 
+def _broken_links_planned() -> Machines:
+    """The planner is not told which links broke."""
+
+    def step(state: CoordinatorState, event: CoordinatorEvent, now_s: float, **how: Any) -> CoordinatorStep:
+        def make_lanes(request: PlanRequest) -> PlanChoice:
+            return how["make_lanes"](replace(request, broken=frozenset()))
+
+        return coordinator.step(state, event, now_s, make_lanes=make_lanes)
+
+    return Machines(coordinator_step=step)
+
+
 def _below_quorum() -> Machines:
     def start(settings: Any, *rest: Any) -> CoordinatorStep:
         return coordinator.start(replace(settings, min_peers=1), *rest)
@@ -268,6 +280,7 @@ BUGS: dict[str, Machines] = {
     "not-finite-counts": _hears_wrongly(not_finite_counts),
     "other-bits-planned": _hears_wrongly(other_bits_planned),
     "dead-forgotten": _hears_wrongly(dead_forgotten),
+    "broken-links-planned": _broken_links_planned(),
     "below-quorum": _below_quorum(),
     "skips-unheard": _skips_unheard(),
 }

@@ -23,12 +23,15 @@ from atoll.membership.steps import (
     PeerSaid,
     PlanMade,
     Send,
+    StateDigest,
     Step,
     TermRaised,
     Tick,
     VerdictMade,
+    VersionLearned,
 )
-from atoll.values import Contribution, OpId, Plan
+from atoll.plan.shapes import avoids
+from atoll.values import Contribution, Edge, OpId, Plan
 
 
 class ViolationError(AssertionError):
@@ -54,6 +57,18 @@ def steps_of_round(step: int) -> int:
     return 2 if step < 6 else 5
 
 
+def joined(members: tuple[str, ...], broken: set[Edge]) -> bool:
+    """Whether all members reach each other over pairs that are not broken, through others if need be."""
+    pairs = {frozenset((edge.source, edge.target)) for edge in broken}
+    reached, new = {members[0]}, [members[0]]
+    while new:
+        one = new.pop()
+        more = {other for other in members if frozenset((one, other)) not in pairs} - reached
+        reached |= more
+        new += more
+    return reached == set(members)
+
+
 class History:
     """What really happened in one schedule. Every method raises ViolationError for what must not be."""
 
@@ -62,14 +77,20 @@ class History:
         self._terms: list[int] = []
         self._ops: list[OpId] = []
         self._plans: dict[OpId, Plan] = {}
-        self._verdicts: dict[int, Verdict] = {}
         self._readies: dict[tuple[str, str, int, int], Ready] = {}
         self._votes: dict[tuple[str, OpId], Vote] = {}
+        self._first_digest = first_digest
         self._bits = {0: first_digest}
         self._states = {0: first_digest}
-        self._step = 0
+        self._agreed: dict[int, str] = {}
+        self._journaled: list[Verdict] = []
+        self._made: dict[OpId, str] = {}
+        self._ever = {(0, 0, first_digest): 0}
+        self._round = self._step = 0
         self._newest: dict[str, str] = {}
         self._replaced: set[tuple[str, str]] = set()
+        self._broken: dict[int, set[Edge]] = {}
+        self._forgiven: set[int] = set()
         self.version = 0
 
     # ---- the truth about peers ---------------------------------------------------------------------------
@@ -82,10 +103,7 @@ class History:
 
     def peer_applies(self, peer: str, version: int, verdict: Verdict) -> None:
         """A peer is about to step from `version` because of `verdict`."""
-        require(
-            self._verdicts.get(verdict.op.round) == verdict,
-            f"{peer} steps on a verdict that is not journaled",
-        )
+        require(verdict in self._journaled, f"{peer} steps on a verdict that is not journaled")
         require(
             verdict.version == version + 1,
             f"{peer} at version {version} applies {verdict.version}: twice or a gap",
@@ -94,11 +112,18 @@ class History:
         holds = vote is not None and vote.ok and vote.digest == verdict.digest
         require(holds, f"{peer} steps on {verdict.op} without the result it is about")
 
-    def peer_applied(self, peer: str, version: int, digest: str) -> None:
+    def peer_applied(self, peer: str, verdict: Verdict, digest: str) -> None:
         """A peer whose bits never flipped has taken its outer step."""
         require(
-            self._states[version] == digest,
-            f"{peer} took another outer step to version {version} than the run",
+            self._made[verdict.op] == digest,
+            f"{peer} took another outer step to version {verdict.version} than the run",
+        )
+
+    def peer_caught_up(self, peer: str, version: int, digest: str) -> None:
+        """A peer fetched this version's state. Bits that flipped unseen in a majority are the run's."""
+        require(
+            any((version, digest) == (known, bits) for known, _, bits in self._ever),
+            f"{peer} fetched other bits of version {version} than the run's",
         )
 
     # ---- what the coordinator does -----------------------------------------------------------------------
@@ -117,20 +142,19 @@ class History:
                     f"an old process of {event.peer} has a voice: two members with one id",
                 )
         if isinstance(event, PeerArrived):
-            self._check_arrival(before, event, step)
+            self._check_arrival(event, step)
         elif isinstance(event, PeerSaid) and (record := step.state.peers.get(event.peer)) and record.member:
             self._newest[event.peer] = record.incarnation
         self._check_everybody_voted(before, step)
+        self._check_lanes(before, event, step)
 
-    def _check_arrival(
-        self, before: CoordinatorState, event: PeerArrived, step: Step[CoordinatorState]
-    ) -> None:
+    def _check_arrival(self, event: PeerArrived, step: Step[CoordinatorState]) -> None:
         """A process that was a member in this term and lost its name to a newer one does not get it back."""
-        process, record = (event.peer, event.incarnation), before.peers.get(event.peer)
+        process = (event.peer, event.incarnation)
         after = step.state.peers.get(event.peer)
         if process in self._replaced:
             require(
-                before.peers.keys() == step.state.peers.keys() and after == record,
+                after is None or after.incarnation != event.incarnation,
                 f"an old process of {event.peer} takes its name back: two members with one id",
             )
             return
@@ -146,7 +170,11 @@ class History:
         gone: set[str] = set()
         for effect in step.effects:
             match effect:
-                case Emit(event=events.PeerLost(peer=peer) | events.PeerLeft(peer=peer)):
+                case Emit(
+                    event=events.PeerLost(peer=peer)
+                    | events.PeerLeft(peer=peer)
+                    | events.PeerEvicted(peer=peer)
+                ):
                     gone.add(peer)
                 case Journal(record=VerdictMade(verdict=verdict)) if verdict.outcome == "committed":
                     attempt = before.round.attempt
@@ -164,6 +192,28 @@ class History:
                             f"{verdict.op} is committed without the vote of {peer}, which lives",
                         )
 
+    def _check_lanes(
+        self, before: CoordinatorState, event: CoordinatorEvent, step: Step[CoordinatorState]
+    ) -> None:
+        """No lane uses a link that a member named as broken in this round; only if the members cannot be joined
+        without such links, they are all tried once more.
+        """
+        old, new = before.round.attempt, step.state.round.attempt
+        match event:
+            case PeerSaid(peer=peer, incarnation=incarnation, message=Vote() as vote) if (
+                old is not None and vote.op == old.plan.op and old.incarnations.get(peer) == incarnation
+            ):
+                self._broken.setdefault(vote.op.round, set()).update(vote.broken)
+        if new is None or (old is not None and old.plan.op == new.plan.op):
+            return
+        plan, broken = new.plan, self._broken.get(new.plan.op.round, set())
+        if avoids(plan.lanes, plan.members, broken):
+            return
+        forgiven = plan.op.round not in self._forgiven and not joined(plan.members, broken)
+        require(forgiven, f"{plan.op} has a lane over a link that broke in this round: {sorted(broken)}")
+        self._forgiven.add(plan.op.round)
+        broken.clear()
+
     def journaled(self, record: JournalRecord) -> None:
         match record:
             case TermRaised(term=term):
@@ -171,22 +221,53 @@ class History:
                 self._terms.append(term)
                 self._newest.clear()  # a new coordinator has to take everybody for new
                 self._replaced.clear()
+                self._broken.clear()
+                self._forgiven.clear()
             case PlanMade(op=op):
                 require(all(op > other for other in self._ops), f"op id {op} is not above all earlier ones")
                 self._ops.append(op)
                 require(len(set(record.members)) == len(record.members), f"{op} has a member twice")
+            case VersionLearned():
+                self._version_is_learned(record)
+            case StateDigest(version=version, digest=digest):
+                self._agreed[version] = digest
+                self._states[version] = digest  # the majority's; who knows better has other bits than the run
+                self._ever[version, self._round, digest] = self._step
             case VerdictMade(verdict=verdict):
                 self._verdict_is_made(verdict)
 
+    def journal_is_lost(self) -> None:
+        """All begins anew, unless a version is learned; what peers hold and have heard stays."""
+        self._terms.clear()
+        self._ops.clear()
+        self._plans.clear()
+        self._stand_at(0, 0, self._first_digest)
+
+    def _version_is_learned(self, record: VersionLearned) -> None:
+        """The run goes on from a version that was committed; what came after it is no part of the history."""
+        bits = [
+            bits
+            for version, round_, bits in self._ever
+            if (version, round_) == (record.version, record.round) and record.digest in ("", bits)
+        ]
+        require(bool(bits), f"the run never stood at version {record.version} after round {record.round}")
+        self._stand_at(record.version, record.round, bits[-1])
+
+    def _stand_at(self, version: int, round_: int, digest: str) -> None:
+        self._states, self._agreed, self._bits = {version: digest}, {}, {}
+        self._round, self._step, self.version = round_, self._ever[version, round_, digest], version
+
     def _verdict_is_made(self, verdict: Verdict) -> None:
         op = verdict.op
-        require(op.round not in self._verdicts, f"round {op.round} has two verdicts")
-        require(op.round == len(self._verdicts) + 1, f"the verdict of round {op.round} skips a round")
-        self._verdicts[op.round] = verdict
+        self._journaled.append(verdict)
+        require(op.round > self._round, f"round {op.round} has two verdicts")
+        require(op.round == self._round + 1, f"the verdict of round {op.round} skips a round")
         step = self._step
-        self._step += steps_of_round(step)
+        self._round, self._step = op.round, step + steps_of_round(step)
+        self._steps_are_named(verdict)
         if verdict.outcome == "skipped":
             require(verdict.version == self.version, f"skipping round {op.round} changed the version")
+            self._ever[self.version, op.round, self._states[self.version]] = self._step
             return
         require(
             verdict.version == self.version + 1, f"version {verdict.version} does not follow {self.version}"
@@ -200,10 +281,22 @@ class History:
             vote = self._votes.get((peer, op))
             said = vote is not None and vote.ok and vote.digest == verdict.digest
             require(said, f"{op} is committed although {peer} never voted yes for this result")
-        self._states[verdict.version] = next_digest(
+        self._states[verdict.version] = self._made[op] = next_digest(
             self._states[self.version], step, verdict.contributions, verdict.digest
         )
         self.version = verdict.version
+        self._ever[self.version, op.round, self._states[self.version]] = self._step
+
+    def _steps_are_named(self, verdict: Verdict) -> None:
+        """Steps by speed: for members only, at least one, and the fastest makes the round's own number."""
+        named = verdict.inner_steps
+        require(set(named) <= set(verdict.members), f"{verdict.op} names steps of a peer that is no member")
+        if named:
+            fits = min(named.values()) >= 1 and max(named.values()) == steps_of_round(self._step)
+            require(
+                fits,
+                f"{verdict.op} names {named}, round {verdict.op.round + 1} has {steps_of_round(self._step)}",
+            )
 
     def sent(self, peer: str, incarnation: str, send: Send) -> None:
         """The coordinator sends to the process (peer, incarnation)."""
@@ -211,8 +304,9 @@ class History:
             case Reduce(plan=plan):
                 self._plan_is_sent(peer, incarnation, plan)
             case Verdict() as verdict:
-                known = self._verdicts.get(verdict.op.round) == verdict
-                require(known, f"a verdict on {verdict.op} is sent before it is journaled")
+                require(
+                    verdict in self._journaled, f"a verdict on {verdict.op} is sent before it is journaled"
+                )
             case View(members=members):
                 require(len(set(members)) == len(members), "a view names a member twice")
 

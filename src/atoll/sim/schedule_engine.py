@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from atoll.plan.shapes import used_links
 from atoll.values import Edge, OpId, Plan, ReduceReport
 
 if TYPE_CHECKING:
@@ -63,13 +64,9 @@ class VirtualEngine:
         world, reduction = self._world, self._reductions[plan.op]
         if peer.peer in reduction.ended:
             return
-        broken = [
-            Edge(other, peer.peer)
-            for other in plan.members
-            if frozenset((other, peer.peer)) in self.cut and other != peer.peer
-        ]
+        broken = self._broken(peer, plan)
         if broken:
-            self._report(peer, plan.op, ReduceReport(False, "a link broke", tuple(broken)))
+            self._report(peer, plan.op, ReduceReport(False, "a link broke", broken))
             return
         others = [reduction.begun[name][0] for name in plan.members]
         frozen = any(other.frozen_until_s > world.now_s for other in others)
@@ -77,6 +74,15 @@ class VirtualEngine:
             self._later(peer, plan)
             return
         self._report(peer, plan.op, ReduceReport(True, "done"), self._result(plan))
+
+    def _broken(self, peer: VirtualPeer, plan: Plan) -> tuple[Edge, ...]:
+        """Cut links that this peer uses in the plan's lanes."""
+        if not self.cut:
+            return ()
+        mine = (
+            edge for edge in used_links(plan.lanes, plan.members) if peer.peer in (edge.source, edge.target)
+        )
+        return tuple(sorted(edge for edge in mine if frozenset((edge.source, edge.target)) in self.cut))
 
     def _result(self, plan: Plan) -> str:
         result = "+".join(f"{each.weight}{each.peer}" for each in plan.contributions)

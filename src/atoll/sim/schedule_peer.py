@@ -1,7 +1,8 @@
 """A virtual peer: the real member machine, and a trainer and an engine that are a few lines each.
 
 The trainer "trains" for a random time, says it is ready, takes part in attempts, and obeys verdicts blindly,
-so that a wrong verdict shows. Its weights are one hash (`schedule_checks.next_digest`). It counts rounds and the
+so that a wrong verdict shows. When it has to catch up it takes over what another process holds. Its weights are one
+hash (`schedule_checks.next_digest`). It counts rounds and the
 run's step by the verdicts that it obeys; rounds skipped without its hearing of them it makes up for then.
 """
 
@@ -14,12 +15,15 @@ import msgspec
 from atoll.membership.member import Phase
 from atoll.membership.messages import (
     Applied,
+    CatchUp,
+    CaughtUp,
     CoordinatorMessage,
     Declare,
     Heartbeat,
     Leave,
     PeerMessage,
     Ready,
+    SnapshotWanted,
     Verdict,
     Vote,
 )
@@ -32,6 +36,8 @@ from atoll.membership.steps import (
     MemberEvent,
     Order,
     RequestFreeze,
+    RequestLeave,
+    Resume,
     Send,
     Tick,
     TrainerSaid,
@@ -59,33 +65,50 @@ class Process:
         self.frozen_until_s = 0.0
 
 
+class Held(msgspec.Struct, frozen=True):
+    """The state that a process begins with."""
+
+    version: int
+    version_term: int
+    digest: str
+    round: int
+    run_step: int
+
+
 class VirtualPeer(Process):
     """One process of a peer, from its start to its end."""
 
-    def __init__(self, world: World, peer: str, incarnation: str) -> None:
+    def __init__(self, world: World, peer: str, incarnation: str, held: Held) -> None:
         super().__init__(f"{peer}/{incarnation}")
         self.world, self.peer, self.incarnation = world, peer, incarnation
         self.connection: Connection | None = None
-        self.version, self.digest, self.sound = 0, world.first_digest, True
-        self.round, self.run_step, self.freeze_round = 0, 0, -1
+        self.version, self.digest, self.sound = held.version, held.digest, True
+        self.round, self.run_step, self.freeze_round = held.round, held.run_step, -1
         self.step, self.steps_in_round, self.tokens_in_round = 0, 0, 0
         self.slow = world.rng.choice((1.0, 1.0, 1.0, 3.0))
+        self.asked_to_leave = False
         self.ended = ""
+        self.catch_up: CatchUp | None = None
+        self.began_s, self.train_s = world.now_s, 0.0
         self.training = 0  # numbers the stretches of training, so that an old alarm finishes no newer one
         self.state = world.machines.member_start(peer, world.settings.timeouts, world.now_s).state
-        self._say(self._declaration())
+        self._say(self._declaration(held.version_term))
         world.connect(self)
         world.after(TICK_S * world.rng.random(), self, self.tick)
 
-    def _declaration(self) -> Declare:
+    def snapshot(self) -> Held:
+        return Held(self.version, self.state.version_term, self.digest, self.round, self.run_step)
+
+    def _declaration(self, version_term: int) -> Declare:
         return Declare(
             layout=LAYOUT,
             settings=self.world.run_settings,
-            ranks=(RankInfo("127.0.0.1", 1, ()),),
-            version=0,
-            round=0,
+            ranks=(RankInfo("127.0.0.1", 1, (), sidecar_port=2),),
+            version=self.version,
+            round=self.round,
             digest=self.digest,
             step=0,
+            version_term=version_term,
         )
 
     # ---- the machine -------------------------------------------------------------------------------------
@@ -93,7 +116,6 @@ class VirtualPeer(Process):
     def feed(self, event: MemberEvent) -> None:
         if self.ended:
             return
-        before = self.state.phase
         step = self.world.machines.member_step(self.state, event, self.world.now_s)
         self.state = step.state
         if not isinstance(event, Tick):
@@ -106,15 +128,23 @@ class VirtualPeer(Process):
                     self.world.engine.begin(self, plan)
                 case Order(order=Verdict() as verdict):
                     self._obey(verdict)
+                case Order(order=CatchUp() as order):
+                    self.catch_up = order
+                    self._fetch()
+                case Resume():
+                    if self.catch_up is not None:
+                        self.catch_up, self.freeze_round = None, -1
+                    self._train()
                 case AbortAttempt(op=op):
                     self.world.engine.abort(self, op)
                 case RequestFreeze(round=number):
                     self.freeze_round = max(self.freeze_round, number)
                     self._train()
+                case RequestLeave():
+                    self.asked_to_leave = True
+                    self._train()
                 case Fail(reason=reason):
                     self.end(reason)
-        if before is Phase.DECLARING and self.state.phase is Phase.LOCAL:
-            self._train()
 
     def _say(self, message: PeerMessage) -> None:
         self.feed(TrainerSaid(message))
@@ -154,18 +184,24 @@ class VirtualPeer(Process):
         """Train for a while (again), or only to the next step if the round is closed; then be ready."""
         rng = self.world.rng
         self.training += 1
+        self.began_s = self.world.now_s
         number = self.training
-        frozen = self.freeze_round > self.round
+        frozen = self.freeze_round > self.round or self.asked_to_leave
         length_s = rng.uniform(0.0, 0.4) if frozen else rng.uniform(*PACE) * self.slow
         self.world.after(length_s, self, lambda: self._finish_training(number))
 
     def _finish_training(self, number: int) -> None:
         if self.ended or number != self.training or self.state.phase is not Phase.LOCAL:
             return
+        if self.asked_to_leave:
+            self._say(Leave("asked to leave", done=False))
+            self.end("asked to leave")
+            return
         rng = self.world.rng
         steps = 0 if rng.random() < 0.06 else rng.randint(1, 4)
         self.steps_in_round += steps
         self.tokens_in_round += steps * 12
+        self.train_s += self.world.now_s - self.began_s
         finite = rng.random() > 0.03
         ready = Ready(
             round=0,
@@ -175,6 +211,8 @@ class VirtualPeer(Process):
             steps=self.steps_in_round,
             norm=rng.choice((0.9, 1.0, 1.3, 1e6 if rng.random() < 0.1 else 1.1)) if finite else float("nan"),
             finite=finite,
+            train_s=self.train_s,
+            round_steps=steps_of_round(self.run_step + steps_of_round(self.run_step)),
         )
         stamped = msgspec.structs.replace(ready, round=self.state.round + 1)
         self.world.history.peer_is_ready(self.peer, self.incarnation, stamped)
@@ -188,6 +226,7 @@ class VirtualPeer(Process):
 
     def _obey(self, verdict: Verdict) -> None:
         self.steps_in_round = self.tokens_in_round = 0
+        self.train_s = 0.0
         while self.round < self.world.machines.rounds_before(self.round, verdict):
             self._pass_round()
         if verdict.outcome == "skipped":
@@ -204,9 +243,44 @@ class VirtualPeer(Process):
         self.digest = next_digest(self.digest, self.run_step, verdict.contributions, verdict.digest)
         self._pass_round()
         if self.sound:
-            self.world.history.peer_applied(self.peer, self.version, self.digest)
+            self.world.history.peer_applied(self.peer, verdict, self.digest)
+            self.world.snapshots.append(self.snapshot())
         self._say(Applied(self.version, self.digest))
         self._after_verdict(verdict)
+
+    def _fetch(self) -> None:
+        """Take over, after a while, what one of the sources holds, if its digest is the run's; else try again."""
+        self.training += 1  # whatever it trained is given up
+        number = self.training
+        self.world.after(self.world.rng.uniform(0.05, 1.0), self, lambda: self._take_over(number))
+
+    def _take_over(self, number: int) -> None:
+        order = self.catch_up
+        if self.ended or order is None or number != self.training or self.state.applying is not None:
+            return
+        names = {source.peer for source in order.sources}
+        donors = [
+            each
+            for each in self.world.processes
+            if each.alive
+            and not each.ended
+            and each is not self
+            and each.peer in names
+            and order.digests.get(each.version) == each.digest
+            and (each.version > self.version or not order.trusted)
+        ]
+        if not donors:
+            if self.world.rng.random() < 0.3:
+                self._say(SnapshotWanted(self.version))
+            self._fetch()
+            return
+        donor = self.world.rng.choice(donors)
+        self.version, self.digest, self.sound = donor.version, donor.digest, donor.sound
+        self.round, self.run_step = donor.round, donor.run_step
+        self.steps_in_round = self.tokens_in_round = 0
+        self.train_s = 0.0
+        self.world.history.peer_caught_up(self.peer, self.version, self.digest)
+        self._say(CaughtUp(self.version, self.round, self.digest, self.run_step))
 
     def _pass_round(self) -> None:
         self.round += 1

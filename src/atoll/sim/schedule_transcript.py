@@ -5,6 +5,9 @@ from __future__ import annotations
 from atoll.membership.messages import (
     Abort,
     Applied,
+    AskToLeave,
+    CatchUp,
+    CaughtUp,
     Declare,
     Ended,
     Freeze,
@@ -15,6 +18,8 @@ from atoll.membership.messages import (
     Ready,
     Reduce,
     Refused,
+    Serve,
+    SnapshotWanted,
     Verdict,
     View,
     Vote,
@@ -22,16 +27,20 @@ from atoll.membership.messages import (
 from atoll.membership.steps import (
     Connected,
     CoordinatorSaid,
+    EvictionDecided,
     MembersChanged,
+    OperatorSaid,
     PeerArrived,
     PeerDropped,
     PeerSaid,
     PlanMade,
     RunDefined,
     StateDigest,
+    StopDecided,
     TermRaised,
     TrainerSaid,
     VerdictMade,
+    VersionLearned,
 )
 
 
@@ -48,6 +57,8 @@ def describe(what: object) -> str:
     match what:
         case PeerSaid(peer=peer, incarnation=incarnation, message=message):
             return f"{peer}/{incarnation} says {describe_message(message)}"
+        case OperatorSaid(request=request):
+            return f"operator says {request}"
         case PeerArrived(peer=peer, incarnation=incarnation):
             return f"{peer}/{incarnation} arrives"
         case PeerDropped(peer=peer, incarnation=incarnation):
@@ -68,8 +79,14 @@ def describe(what: object) -> str:
             return f"the run is defined, start digest {digest}"
         case StateDigest(version=version, digest=digest):
             return f"version {version} has digest {digest}"
+        case StopDecided():
+            return "the run is to stop"
+        case EvictionDecided(peer=peer, for_s=for_s):
+            return f"{peer} is evicted" + (f" for {for_s:g} s" if for_s else "")
         case MembersChanged(members=members, started=started, done=done):
             return f"members {','.join(members) or '-'}" + " started" * started + " done" * done
+        case VersionLearned(version=version, round=round_):
+            return f"the run stands at version {version} after round {round_}"
         case str():
             return what
     return type(what).__name__.lower()
@@ -94,12 +111,23 @@ def describe_message(message: Message) -> str:
             return f"verdict {op} {outcome}, version {version} of {','.join(members)}" + ", the last" * ends
         case View(members=members, started=started):
             return f"view {','.join(members) or '-'}" + " started" * started
+        case CatchUp(version=version, sources=sources, trusted=trusted):
+            names = ",".join(source.peer for source in sources) or "nobody yet"
+            return f"catch up with version {version} from {names}" + ", by a snapshot" * (not trusted)
+        case CaughtUp(version=version, digest=digest):
+            return f"caught up version {version} digest {digest}"
+        case SnapshotWanted(version=version):
+            return f"wants a snapshot, holds version {version}"
+        case Serve(version=version, stage=stage):
+            return f"serve version {version}" + ", stage it" * stage
         case Applied(version=version, digest=digest):
             return f"applied version {version} digest {digest}"
         case Abort(op=op, reason=reason):
             return f"abort {op} ({reason})"
         case Freeze(round=number):
             return f"freeze round {number}"
+        case AskToLeave(reason=reason):
+            return f"ask to leave ({reason})"
         case Leave(reason=reason, done=done):
             return f"leave ({reason})" + ", done" * done
         case Refused(kind=kind, reason=reason) | Ended(kind=kind, reason=reason):

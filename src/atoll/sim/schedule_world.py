@@ -31,7 +31,7 @@ from atoll.sim.schedule_bugs import Machines
 from atoll.sim.schedule_checks import History
 from atoll.sim.schedule_coordinator import Connection, VirtualCoordinator
 from atoll.sim.schedule_engine import VirtualEngine
-from atoll.sim.schedule_peer import Process, VirtualPeer
+from atoll.sim.schedule_peer import Held, Process, VirtualPeer
 
 TIMEOUTS = Timeouts(
     heartbeat_s=1.0,
@@ -45,6 +45,7 @@ TIMEOUTS = Timeouts(
     connect_s=2.0,
     quorum_wait_s=8.0,
     coordinator_lost_s=9.0,
+    relearn_s=3.0,
 )
 Note = Callable[[float, str, object, str], None]
 
@@ -58,16 +59,19 @@ class World:
         self.rng, self.machines, self.settings = rng, machines, settings
         self._note = note
         self.now_s = 100.0
+        weights = rng.choice(("tokens", "equal"))
         self.run_settings: dict[str, Any] = {
-            "outer.weights": rng.choice(("tokens", "equal")),
+            "outer.weights": weights,
+            "outer.steps_by_speed": weights == "tokens",
             "outer.codec": "int8",
             "run.seed": 1,
         }
-        self.first_digest = "0"
+        self.first_state = Held(version=0, version_term=0, digest="0", round=0, run_step=0)
         self.target_version = rng.randint(3, 6)
-        self.history = History(settings.min_peers, self.first_digest)
+        self.history = History(settings.min_peers, self.first_state.digest)
         self.engine = VirtualEngine(self)
         self.journal: list[JournalRecord] = []
+        self.snapshots: list[Held] = []
         self.finished = ""
         self.effects_to_crash: int | None = None
         self.trouble = True
@@ -113,8 +117,11 @@ class World:
 
     # ---- processes ---------------------------------------------------------------------------------------
 
-    def start_peer(self, peer: str) -> None:
-        self.processes.append(VirtualPeer(self, peer, f"i{next(self._incarnations)}"))
+    def start_peer(self, peer: str, held: Held | None = None) -> None:
+        """A new process; `held` is the snapshot that it finds on its disk."""
+        self.processes.append(
+            VirtualPeer(self, peer, f"i{next(self._incarnations)}", held or self.first_state)
+        )
 
     def kill(self, process: VirtualPeer, *, silent: bool = False) -> None:
         """SIGKILL, or (silent) the machine vanishes and nobody's socket says so."""
@@ -143,6 +150,14 @@ class World:
         for connection in self.coordinator.connections.values():
             self.close(connection, delay_s=0.1)
         self.after(self.rng.uniform(0.2, 4.0), None, self._start_coordinator)
+
+    def lose_journal(self) -> None:
+        """The coordinator's disk is gone with it: the next one begins with nothing."""
+        self.note("coordinator", "loses its journal", "")
+        self.journal.clear()
+        self.history.journal_is_lost()
+        if self.coordinator.alive:
+            self.crash()
 
     def _start_coordinator(self) -> None:
         VirtualCoordinator(self)

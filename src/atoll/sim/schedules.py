@@ -2,9 +2,9 @@
 stale-ready`.
 
 One schedule is a coordinator and one to five peers in virtual time, with drops, delays, duplicates,
-reorderings, freezes, kills, crashes of the coordinator at any effect, cut links, wrong results and flipped
-bits, until the trouble stops; then everything has to end well within bounded time. The invariants
-(`schedule_checks`) are checked after each event. A seed is a schedule: whatever fails can be replayed.
+reorderings, freezes, kills, crashes of the coordinator at any effect, cut links, wrong results, flipped bits
+and orders of an operator, until the trouble stops; then everything has to end well within bounded time. The
+invariants (`schedule_checks`) are checked after each event. A seed is a schedule: whatever fails can be replayed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ import msgspec
 from atoll.membership.settings import CoordinatorSettings
 from atoll.sim.schedule_bugs import BUGS, Machines
 from atoll.sim.schedule_checks import ViolationError
-from atoll.sim.schedule_peer import VirtualPeer
+from atoll.sim.schedule_operator import plan_orders
+from atoll.sim.schedule_peer import Held, VirtualPeer
 from atoll.sim.schedule_transcript import print_line
 from atoll.sim.schedule_world import TIMEOUTS, Note, World
 
+NAMES = "abcdefghi"
+MOST_PEERS = 9
 TROUBLE_S = 15.0
 CALM_S = 90.0
 
@@ -51,9 +54,10 @@ def run_schedule(seed: int, machines: Machines | None = None, note: Note = _sile
     try:
         world = World(rng, machines or Machines(), random_settings(rng), note)
         num_peers = max(world.settings.start_peers, rng.randint(1, 5))
-        for name in "abcde"[:num_peers]:
+        for name in NAMES[:num_peers]:
             world.after(rng.uniform(0.0, 2.0), None, partial(world.start_peer, name))
         plan_trouble(world)
+        plan_orders(world, seed, TROUBLE_S)
         end_s = world.now_s + TROUBLE_S + CALM_S
         while not world.is_over() or len(world.processes) < num_peers:
             world.next_event()
@@ -77,6 +81,7 @@ def random_settings(rng: random.Random) -> CoordinatorSettings:
         policy=rng.choice(("wait", "deadline")),
         max_attempts=rng.randint(2, 5),
         max_seconds=rng.choice((0.0, 0.0, 0.0, 12.0)),
+        topology=rng.choice(("auto", "direct", "ring", "two-level")),
         timeouts=TIMEOUTS,
     )
 
@@ -147,13 +152,52 @@ def replace_peer(world: World) -> None:
         world.after(world.rng.uniform(0.0, 3.0), None, partial(world.start_peer, process.peer))
 
 
+def start_another(world: World) -> None:
+    """A peer that was not there from the start."""
+    names = {process.peer for process in world.processes}
+    if len(names) < MOST_PEERS:
+        name = next(each for each in NAMES if each not in names)
+        world.note(name, "comes late", "")
+        world.start_peer(name)
+
+
+def kill_all(world: World) -> None:
+    """A power cut: all come back in another order, each with the snapshot that it had on its disk."""
+    kept = {process.peer: process.snapshot() for process in living(world) if process.sound}
+    for process in living(world):
+        world.kill(process)
+    for peer in world.rng.sample(sorted(kept), k=len(kept)):
+        delay_s = world.rng.uniform(0.2, 4.0)
+        world.after(delay_s, None, partial(world.start_peer, peer, _older(world, kept[peer])))
+
+
+def _older(world: World, held: Held) -> Held:
+    """What this peer's disk has: the newest, or one of the versions before."""
+    choices = [held, *(each for each in world.snapshots if each.version <= held.version)]
+    return world.rng.choice(choices)
+
+
+def lose_journal(world: World) -> None:
+    world.lose_journal()
+
+
 def cut_link(world: World) -> None:
     processes = living(world)
     if len(processes) > 1:
         one, other = world.rng.sample(processes, 2)
-        pair = frozenset((one.peer, other.peer))
-        world.engine.cut.add(pair)
-        world.after(world.rng.uniform(0.5, 8.0), None, lambda: world.engine.cut.discard(pair))
+        _cut(world, {frozenset((one.peer, other.peer))})
+
+
+def cut_off(world: World) -> None:
+    """A peer keeps its coordinator and loses all other peers: no lane avoids its links."""
+    if processes := living(world):
+        one = world.rng.choice(processes)
+        _cut(world, {frozenset((one.peer, other.peer)) for other in processes if other is not one})
+
+
+def _cut(world: World, pairs: set[frozenset[str]]) -> None:
+    world.engine.cut |= pairs
+    world.after(world.rng.uniform(0.5, 8.0), None, lambda: world.engine.cut.difference_update(pairs))
 
 
 def wrong_results(world: World) -> None:
@@ -178,8 +222,13 @@ TROUBLES = (
     kill_peer,
     replace_peer,
     cut_link,
+    cut_off,
     wrong_results,
     flip_bit,
+    start_another,
+    start_another,
+    kill_all,
+    lose_journal,
 )
 
 

@@ -1,0 +1,28 @@
+"""Addresses of coordinators as people write them."""
+
+from __future__ import annotations
+
+from atoll.errors import ConfigError
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` as (host, port). Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    if colon and host and port.isdecimal() and 0 < int(port) < 65536:
+        return host.removeprefix("[").removesuffix("]"), int(port)
+    raise ConfigError(
+        f"{address!r} is no coordinator address; write it as host:port, for example 127.0.0.1:7070"
+    )
+
+
+def join_address(host: str, port: int) -> str:
+    """The opposite of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_addresses(text: str) -> tuple[str, ...]:
+    """`host:port`, or several separated by commas, each once and in the order given. Raises ConfigError."""
+    addresses = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
+    for address in addresses:
+        split_address(address)
+    return addresses

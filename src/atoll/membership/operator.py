@@ -1,0 +1,164 @@
+"""What an operator and the coordinator say to each other: one request and one reply per connection.
+
+An operator is a person, or a script, that looks at a run or gives it an order; it holds the run's token and is no
+peer. Its connection has a path and proofs of its own (`auth.OperatorHandshake`), so that what proves a peer is worth
+nothing here, and the other way round. msgspec structs in msgpack, as between peers and the coordinator.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.membership.messages import Challenge, Message, Refused
+from atoll.values import LinkRate
+
+OPERATOR_PATH = "/v1/operator"
+
+# ---- connect -----------------------------------------------------------------------------------------------------
+
+
+class OperatorConnect(Message, frozen=True):
+    """Operator, after the coordinator's Challenge: proof that it holds the token (HMAC over both nonces)."""
+
+    protocol: int
+    package: str
+    nonce: bytes
+    proof: bytes
+
+
+class OperatorWelcome(Message, frozen=True):
+    """Coordinator: proof of the same token."""
+
+    proof: bytes
+
+
+# ---- requests ----------------------------------------------------------------------------------------------------
+
+
+class StatusWanted(Message, frozen=True):
+    """Tell how the run stands."""
+
+
+class StopRun(Message, frozen=True):
+    """Make the open round the last; all peers end with exit 0."""
+
+    reason: str
+
+
+class LeavePeer(Message, frozen=True):
+    """Ask this peer to say goodbye at its next safe point; it ends with exit 0."""
+
+    peer: str
+    reason: str
+
+
+class EvictPeer(Message, frozen=True):
+    """Send this peer away at once (it ends with exit 5), and refuse its id for `for_s` seconds; 0: to the run's end."""
+
+    peer: str
+    reason: str
+    for_s: float
+
+
+# ---- replies -----------------------------------------------------------------------------------------------------
+
+
+class Done(Message, frozen=True):
+    """Coordinator: what was decided, in a sentence. Not `ok`: nothing was done, and the sentence says why."""
+
+    ok: bool
+    reason: str
+
+
+class PeerStatus(msgspec.Struct, frozen=True):
+    """One peer as the coordinator sees it. `state` is one of the words below, `says` the same in a few words.
+
+    expected      a restarted coordinator waits for it
+    connected     it has not declared yet
+    waiting       for the run to start
+    away          its connection closed
+    silent        its connection is open, but no heartbeat comes
+    training      in its inner loop
+    ready         frozen, its update encoded
+    reducing      in the attempt under way
+    voted         in the attempt under way
+    applying      the verdict is out, it takes the outer step
+    catching up   it fetches what it lacks
+
+    `step` is the run's inner step that it reported; it has made `steps_in_round` of `round_steps`, as far as known.
+    `tokens` are those of its newest committed update. `heard_s` is how long ago it was last heard.
+    """
+
+    peer: str
+    state: str
+    says: str
+    member: bool
+    step: int
+    steps_in_round: int
+    round_steps: int
+    tokens: int
+    heard_s: float
+    leaving: str = ""
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """Something that was said `ago_s` seconds ago."""
+
+    ago_s: float
+    text: str
+
+
+class EvictedStatus(msgspec.Struct, frozen=True):
+    """An id that is refused, for another `left_s` seconds (None: until the run ends)."""
+
+    peer: str
+    reason: str
+    left_s: float | None
+
+
+class Status(Message, frozen=True):
+    """Coordinator: how the run stands.
+
+    `round` is the open one, `version` the newest committed. `waiting` says what is waited for, `why` explains it, one
+    sentence each. `reasons` and `failures` are the newest decisions and failures, newest first. `tokens_per_s` is over
+    the newest commits, all members together; None before two. `links` are the rates that engines saw, at most
+    `status.MAX_LINKS` of them, slowest first; a link with "" for one end stands for all others together.
+    """
+
+    run: str
+    package: str
+    term: int
+    version: int
+    round: int
+    attempts: int
+    started: bool
+    stopping: str
+    age_s: float
+    policy: str
+    min_peers: int
+    start_peers: int
+    waiting: str
+    why: tuple[str, ...]
+    peers: tuple[PeerStatus, ...]
+    evicted: tuple[EvictedStatus, ...]
+    tokens_per_s: float | None
+    round_s: float | None
+    reasons: tuple[Remark, ...]
+    failures: tuple[Remark, ...]
+    links: tuple[LinkRate, ...]
+
+
+Request = StatusWanted | StopRun | LeavePeer | EvictPeer
+
+_operator_decoder = msgspec.msgpack.Decoder(OperatorConnect | StatusWanted | StopRun | LeavePeer | EvictPeer)
+_reply_decoder = msgspec.msgpack.Decoder(Challenge | OperatorWelcome | Refused | Status | Done)
+
+
+def decode_from_operator(data: bytes) -> OperatorConnect | Request:
+    """Raises msgspec.ValidationError or msgspec.DecodeError for anything that is no operator's message."""
+    return _operator_decoder.decode(data)
+
+
+def decode_reply(data: bytes) -> Challenge | OperatorWelcome | Refused | Status | Done:
+    """Raises msgspec.ValidationError or msgspec.DecodeError for anything else."""
+    return _reply_decoder.decode(data)

@@ -1,0 +1,133 @@
+"""Several coordinators of one run: one leads, the others stand by and take over when its lease has ended.
+
+Who stands by accepts no peer: it answers every connection with "not me, try the next", and asks etcd four times a
+second who leads. Everything runs on the coordinator's event loop; calls to etcd block it, each for a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+from aiohttp import web
+
+from atoll import log
+from atoll.errors import Unreachable
+from atoll.events import CoordinatorSteppedDown, CoordinatorStoodBy, EventLog
+from atoll.membership import gate
+from atoll.membership.etcd_client import EtcdGone
+from atoll.membership.etcd_journal import Contender, EtcdJournal
+from atoll.membership.gate import Gate
+from atoll.membership.journal import LeadLost
+from atoll.membership.link import STANDING_BY
+from atoll.membership.steps import Finish, JournalRecord
+
+POLL_S = 0.25
+
+_log = log.get(__name__)
+
+
+async def lead_in_turn(
+    contender: Contender,
+    lead: Callable[[EtcdJournal], Awaitable[tuple[int, str]]],
+    *,
+    foresee: Callable[[Sequence[JournalRecord]], Finish | None],
+    listeners: list[socket.socket],
+    events: EventLog,
+    connect_s: float,
+    stop: asyncio.Event,
+) -> tuple[int, str] | None:
+    """Lead whenever nobody else does, until `lead` says that the run is over; None once `stop` is set.
+
+    `foresee` tells whether a coordinator with these records would end at once: then it need not stand by. Raises
+    Unreachable if etcd does not answer within `connect_s` at the start; later it is waited for.
+    """
+    try:
+        end = foresee(await _first_records(contender, connect_s, stop))
+        if end is not None:
+            return end.exit_code, end.reason
+        while not stop.is_set():
+            async with _refusing(listeners):
+                journal = await _stand_by(contender, events, stop)
+            if journal is None:
+                break
+            with contextlib.closing(journal):
+                try:
+                    return await lead(journal)
+                except LeadLost as loss:
+                    events.emit(CoordinatorSteppedDown(reason=str(loss)))
+        return None
+    finally:
+        contender.close()
+
+
+async def _first_records(
+    contender: Contender, connect_s: float, stop: asyncio.Event
+) -> tuple[JournalRecord, ...]:
+    clock = asyncio.get_running_loop()
+    deadline_s = clock.time() + connect_s
+    while not stop.is_set():
+        try:
+            return contender.records()
+        except EtcdGone as error:
+            if clock.time() + POLL_S >= deadline_s:
+                raise Unreachable(
+                    f"cannot use journal {contender.place}: {error} for {connect_s:.3g} s; "
+                    "start etcd, or check the addresses in --journal"
+                ) from None
+        await _pause(stop)
+    return ()
+
+
+async def _stand_by(contender: Contender, events: EventLog, stop: asyncio.Event) -> EtcdJournal | None:
+    """Wait until the lead is ours. None once `stop` is set."""
+    told, missed = "", ""
+    while not stop.is_set():
+        try:
+            leader = contender.leader()
+            if leader is None:
+                journal = contender.take_lead()
+                if journal is not None:
+                    return journal
+            elif leader.id != told:
+                told = leader.id
+                events.emit(CoordinatorStoodBy(address=contender.address, leader=leader.address))
+            missed = ""
+        except (EtcdGone, LeadLost) as error:
+            if not missed:
+                _log.warning("cannot lead: %s; standing by until etcd answers", error)
+            missed = str(error)
+        await _pause(stop)
+    return None
+
+
+async def _pause(stop: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), POLL_S)
+
+
+@contextlib.asynccontextmanager
+async def _refusing(listeners: list[socket.socket]) -> AsyncGenerator[None]:
+    """Answer whoever connects meanwhile; nothing that they say is read beyond one request."""
+    quiet = logging.Logger("atoll.membership.http", logging.CRITICAL + 1)  # not a line for every stranger
+    strangers = Gate()
+    http = web.Server(_refuse, access_log=None, logger=quiet)
+    admitting = [asyncio.create_task(gate.admit_connections(each, strangers, http)) for each in listeners]
+    try:
+        yield
+    finally:
+        for task in admitting:
+            task.cancel()
+        await asyncio.gather(*admitting, return_exceptions=True)
+        strangers.close()
+        await http.shutdown(timeout=1.0)
+
+
+async def _refuse(request: web.BaseRequest) -> web.StreamResponse:
+    status = 200 if request.path == "/" else STANDING_BY
+    response = web.Response(status=status, text="atoll coordinator, standing by\n")
+    response.force_close()
+    return response
