@@ -1,0 +1,343 @@
+"""A trainer's side of saving: one copy into staging, an order to the writer, and what it answers.
+
+`Saver` owns the writer, a process (docs/threads.md). There is no thread: answers are
+picked up at safe points. While the writer is at work nothing else is staged for it, so a save that comes then is
+skipped. Nothing that goes wrong here ends training: it is told as an event, counted, and warned of once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from atoll import log
+from atoll.checkpoint.writer.orders import Answer, Failed, Save, Saved, Uploaded
+from atoll.config import environment
+from atoll.errors import LocalError
+from atoll.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    CheckpointsCounted,
+    CheckpointSkipped,
+    CheckpointUploaded,
+    Event,
+)
+from atoll.kernels import Table
+from atoll.state.snapshot import SharedState
+
+_COMMAND: Final = (sys.executable, "-m", "atoll.checkpoint.writer")
+_SAY_S: Final = 1.0
+_END_S: Final = 2.0
+
+_log = log.get(__name__)
+
+_left: Final[list[subprocess.Popen[bytes]]] = []
+"""Writers of this process that finish without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where a peer's checkpoints go and which are kept. `remote` is an object store's address, "" for none. `config`
+    and `tokenizer` describe the model to who reads them later (`checkpoint.description`)."""
+
+    path: Path
+    keep_last: int = 3
+    keep_every: int = 0
+    remote: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str = ""
+
+
+class Staging(Protocol):
+    """Where a save is copied to (`recovery.donor.Donor`)."""
+
+    def stage_save(
+        self, state: SharedState, tables: Sequence[Table] | None, own: Sequence[memoryview]
+    ) -> tuple[Path, Path]: ...
+
+    def release(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    version: int
+    still_s: float
+
+
+class Saver:
+    """Used on the training thread."""
+
+    def __init__(
+        self, keeping: Keeping, *, run: str, peer: str, staging: Staging, emit: Callable[[Event], None]
+    ) -> None:
+        self._keeping, self._run, self._peer, self._staging, self._emit = keeping, run, peer, staging, emit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._heard = b""
+        self._under_way: _UnderWay | None = None
+        self._uploads = False  # the last save is done here, and is on its way to the remote place
+        self._saved = self._skipped = self._failed = 0
+        self._newest = -1
+
+    @property
+    def pid(self) -> int | None:
+        """The writer's, while it runs."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if self._process is not None and running else None
+
+    def start(self) -> None:
+        """Have the writer ready before the first save; if it cannot be started, that save says so."""
+        with contextlib.suppress(OSError):
+            if self._process is None:
+                self._spawn()
+
+    def is_free(self, version: int) -> bool:
+        """Whether `save` would save. If the writer is behind, the version is skipped, and that is said."""
+        self.look()
+        if self._under_way is not None:
+            self.skip(version, f"version {self._under_way.version} is still being written")
+        return self._under_way is None
+
+    def save(
+        self,
+        state: SharedState,
+        tables: Sequence[Table] | None,
+        own: Sequence[memoryview],
+        own_state: bytes,
+        *,
+        digest: str,
+        term: int,
+        uploads: bool,
+    ) -> None:
+        """Copy the state, and let the writer have it. `own` are the bytes of the own part's safetensors file, and
+        `own_state` its JSON. Only while `is_free`. Blocks for the copy."""
+        assert self._under_way is None, "one save at a time"
+        began_s = time.monotonic()
+        try:
+            snapshot, path = self._staging.stage_save(state, tables, [*own, memoryview(own_state)])
+        except (OSError, LocalError) as error:
+            self.fail(state.version, f"it cannot be staged: {error}")
+            return
+        order = Save(
+            version=state.version,
+            term=term,
+            run=self._run,
+            peer=self._peer,
+            digest=digest,
+            snapshot=str(snapshot),
+            own=str(path),
+            own_bytes=sum(part.nbytes for part in own),
+            state_bytes=len(own_state),
+            place=str(self._keeping.path),
+            keep_last=self._keeping.keep_last,
+            keep_every=self._keeping.keep_every,
+            remote=self._keeping.remote,
+            uploads=uploads,
+        )
+        self._under_way = _UnderWay(state.version, time.monotonic() - began_s)
+        self._order(order)
+
+    def skip(self, version: int, reason: str) -> None:
+        """A version that is due is not saved."""
+        self._skipped += 1
+        self._emit(CheckpointSkipped(version=version, reason=reason))
+
+    def fail(self, version: int, reason: str) -> None:
+        """A save came to nothing."""
+        self._failed += 1
+        if self._failed == 1:
+            _log.warning(
+                "version %d is not saved: %s; training goes on, later failures are counted", version, reason
+            )
+        self._emit(CheckpointFailed(version=version, reason=reason, number=self._failed))
+
+    def look(self) -> None:
+        """Take what the writer has said meanwhile. Does not wait."""
+        self._listen(0.0)
+
+    def wait(self, patience_s: float) -> None:
+        """Wait for the save under way, for at most `patience_s`, and say so if it takes a while."""
+        deadline_s, told = time.monotonic() + patience_s, False
+        say_s = time.monotonic() + _SAY_S
+        while (self._under_way or self._uploads) and (now_s := time.monotonic()) < deadline_s:
+            if now_s >= say_s and not told:
+                told = True
+                version = self._under_way.version if self._under_way else self._newest
+                what = "save" if self._under_way else "upload"
+                _log.warning(
+                    "waiting for the %s of version %d, for at most %.0f s", what, version, patience_s
+                )
+            self._listen(min(0.2, deadline_s - now_s))
+
+    def close(self, patience_s: float) -> None:
+        """Wait for the last save, and let the writer end. If it takes longer it goes on by itself. Idempotent."""
+        self.wait(patience_s)
+        if self._under_way is not None:
+            _log.warning(
+                "version %d is still being written by process %s, which ends when it is done",
+                self._under_way.version,
+                self.pid,
+            )
+        if self._uploads:
+            _log.warning(
+                "version %d is still on its way to %s: process %s goes on",
+                self._newest,
+                self._keeping.remote,
+                self.pid,
+            )
+        self._end()
+        if self._saved or self._skipped or self._failed:
+            self._emit(
+                CheckpointsCounted(
+                    saved=self._saved, skipped=self._skipped, failed=self._failed, newest=self._newest
+                )
+            )
+            self._saved = self._skipped = self._failed = 0
+        self._under_way = None
+
+    # ---- the process ---------------------------------------------------------------------------------------------
+
+    def _order(self, order: Save) -> None:
+        """A line fits into the pipe: the writer has nothing else to read."""
+        line = msgspec.json.encode(order) + b"\n"
+        for again in (False, True):
+            try:
+                if self._process is None:
+                    self._spawn()
+                assert self._process is not None
+                assert self._process.stdin is not None
+                if os.write(self._process.stdin.fileno(), line) == len(line):
+                    return
+                self._lost("it does not read its orders")
+                return
+            except OSError as error:
+                self._end()
+                if again:
+                    self._lost(f"it cannot be started: {(error.strerror or str(error)).lower()}")
+
+    def _spawn(self) -> None:
+        self._heard = b""
+        self._process = subprocess.Popen(
+            _COMMAND,
+            env=environment.for_writer(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is the trainer's
+        )
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+
+    def _listen(self, timeout_s: float) -> None:
+        process = self._process
+        if not (self._under_way or self._uploads) or process is None or process.stdout is None:
+            return
+        if timeout_s:
+            select.select([process.stdout], [], [], timeout_s)
+        try:
+            data = os.read(process.stdout.fileno(), 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            code = _code_of(process)
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            self._end()
+            self._lost(f"it ended in the middle of it ({how})")
+            return
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            self._hear(msgspec.json.decode(line, type=Answer))
+
+    def _hear(self, answer: Answer) -> None:
+        under_way = self._under_way
+        match answer:
+            case Uploaded():
+                self._uploads = False
+                self._tell_uploaded(answer)
+                return
+            case Saved() if under_way is not None:
+                self._saved += 1
+                self._newest = answer.version
+                self._uploads = bool(self._keeping.remote)
+                self._emit(
+                    CheckpointSaved(
+                        version=answer.version,
+                        path=str(self._keeping.path),
+                        shared_bytes=answer.shared_bytes,
+                        own_bytes=answer.own_bytes,
+                        still_s=under_way.still_s,
+                        write_s=answer.write_s,
+                        verify_s=answer.verify_s,
+                        removed=answer.removed,
+                    )
+                )
+            case Failed():
+                self.fail(answer.version, answer.reason)
+        self._under_way = None
+        self._staging.release()
+
+    def _tell_uploaded(self, answer: Uploaded) -> None:
+        if answer.reason:
+            self._failed += 1
+            if self._failed == 1:
+                _log.warning("version %d is saved here, but not remotely: %s", answer.version, answer.reason)
+            reason = f"it is saved here, but not in {self._keeping.remote}: {answer.reason}"
+            self._emit(CheckpointFailed(version=answer.version, reason=reason, number=self._failed))
+        else:
+            self._emit(
+                CheckpointUploaded(
+                    version=answer.version,
+                    address=self._keeping.remote,
+                    shared=answer.shared,
+                    seconds=answer.seconds,
+                    removed=answer.removed,
+                )
+            )
+
+    def _lost(self, why: str) -> None:
+        """The writer is no use any more; the next save has another one."""
+        self._end()
+        if self._under_way is not None:
+            version, self._under_way = self._under_way.version, None
+            self._staging.release()
+            self.fail(version, f"the writer process is lost: {why}")
+        elif self._uploads:
+            self._uploads = False
+            self.fail(
+                self._newest, f"it is saved here, but the writer process that uploads it is lost: {why}"
+            )
+
+    def _end(self) -> None:
+        """Let the writer end: at once if it has nothing to do, else when it is done."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        if self._under_way is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+        # One that is not done goes on alone. Somebody has to know it, for the kernel to forget it.
+        _left.append(process)
+        _left[:] = [each for each in _left if each.poll() is None]
+
+
+def _code_of(process: subprocess.Popen[bytes]) -> int:
+    """Of one that says nothing any more."""
+    try:
+        return process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
