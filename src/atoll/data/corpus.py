@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,35 @@ from atoll.events import RowsSkipped
 _TEXTS_AT_ONCE = 256
 
 Indices = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+
+
+class TokenArray(Protocol):
+    """Tokens that are read by one slice, or by an array of offsets whose rows are stretches."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, where: Any, /) -> Tokens: ...
+
+
+class Documents(Protocol):
+    """What training asks of a corpus, in memory (`Corpus`) or not (`data.shards.ShardCorpus`)."""
+
+    @property
+    def tokens(self) -> TokenArray: ...
+    @property
+    def starts(self) -> Indices: ...
+    @property
+    def empty_documents(self) -> int: ...
+    @property
+    def num_documents(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    def digest(self) -> str: ...
+    def select(self, documents: Indices, /) -> Documents: ...
+    def in_pieces(self, max_tokens: int, /) -> Documents: ...
+    def split(self, val_fraction: float, /) -> tuple[Documents, Documents]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,8 +75,8 @@ class Corpus:
     def digest(self) -> str:
         """SHA-256 over tokens and document starts, in hex: equal on peers that hold the same corpus."""
         sha = hashlib.sha256(b"atoll corpus 1 %d\n" % self.tokens.itemsize)
-        sha.update(_bytes_of(self.starts))
-        sha.update(_bytes_of(self.tokens))
+        sha.update(little_endian(self.starts))
+        sha.update(little_endian(self.tokens))
         return sha.hexdigest()
 
     def select(self, documents: Indices) -> Corpus:
@@ -64,25 +94,31 @@ class Corpus:
         return Corpus(tokens=self.tokens, starts=np.concatenate([*cuts, self.starts[-1:]]))
 
     def split(self, val_fraction: float) -> tuple[Corpus, Corpus]:
-        """A train and a held-out part, each with at least one document.
+        """A train and a held-out part (`held_out`). Raises DataError for one document."""
+        apart = held_out(content_keys(self.tokens, self.starts), val_fraction)
+        return self.select(np.flatnonzero(~apart)), self.select(np.flatnonzero(apart))
 
-        Decided by each document's content, so it does not depend on the order of files, equal documents fall
-        on the same side, and a corpus that grows keeps most of its held-out part. Raises DataError for one
-        document.
-        """
-        if self.num_documents < 2:
-            raise DataError(
-                "the corpus is a single document, but one must be held out for validation; "
-                "give more files or rows, or a longer text"
-            )
-        held_out = _smallest(self._content_keys(), val_fraction)
-        return self.select(np.flatnonzero(~held_out)), self.select(np.flatnonzero(held_out))
 
-    def _content_keys(self) -> npt.NDArray[np.uint64]:
-        raw = memoryview(_bytes_of(self.tokens))
-        cuts = (self.starts * self.tokens.itemsize).tolist()
-        keys = (hashlib.blake2b(raw[a:b], digest_size=8).digest() for a, b in pairwise(cuts))
-        return np.frombuffer(b"".join(keys), dtype="<u8")
+def content_keys(tokens: Tokens, starts: Indices) -> Keys:
+    """A number for each document, from its content alone."""
+    raw = memoryview(little_endian(tokens))
+    cuts = (starts * tokens.itemsize).tolist()
+    keys = (hashlib.blake2b(raw[a:b], digest_size=8).digest() for a, b in pairwise(cuts))
+    return np.frombuffer(b"".join(keys), dtype="<u8")
+
+
+def held_out(keys: Keys, val_fraction: float) -> npt.NDArray[np.bool_]:
+    """Which documents, by the keys of their contents, are held out: at least one, never all.
+
+    So it does not depend on the order of files, equal documents fall on the same side, and a corpus that grows keeps
+    most of its held-out part. Raises DataError for one document.
+    """
+    if len(keys) < 2:
+        raise DataError(
+            "the corpus is a single document, but one must be held out for validation; "
+            "give more files or rows, or a longer text"
+        )
+    return _smallest(keys, val_fraction)
 
 
 def read_corpus(
@@ -144,13 +180,13 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _bytes_of(array: npt.NDArray[np.integer]) -> memoryview:
+def little_endian(array: npt.NDArray[np.integer]) -> memoryview:
     """The array's memory, least significant byte first."""
     little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
     return little.view(np.uint8).data
 
 
-def _smallest(keys: npt.NDArray[np.uint64], fraction: float) -> npt.NDArray[np.bool_]:
+def _smallest(keys: Keys, fraction: float) -> npt.NDArray[np.bool_]:
     """A mask of about `fraction` of the keys: at least one, never all, equal keys alike."""
     wanted = min(max(round(len(keys) * fraction), 1), len(keys) - 1)
     order = np.argsort(keys, kind="stable")

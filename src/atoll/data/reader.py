@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from atoll.data.corpus import Corpus
+from atoll.data.corpus import Documents
 from atoll.data.slots import Slots
 from atoll.errors import DataError
 
@@ -152,7 +152,7 @@ class Reader:
         return self._starts[slot + 1] - self._starts[slot]
 
 
-def held_out_sequences(corpus: Corpus, seq_len: int, count: int) -> Batch:
+def held_out_sequences(corpus: Documents, seq_len: int, count: int) -> Batch:
     """At most `count` rows, evenly spread over a held-out corpus: the same on all peers, whatever the seed.
 
     A corpus shorter than `seq_len` gives one shorter row.

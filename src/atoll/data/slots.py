@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.data.corpus import Corpus, Indices
+from atoll.data.corpus import Documents, Indices, TokenArray
 from atoll.data.shuffle import shuffled
-from atoll.data.tokenizer import Tokens
 from atoll.errors import DataError
 
 _DOCUMENTS, _EPOCHS = 0, 1  # what a shuffle orders: keeps the two orders independent
@@ -26,12 +25,12 @@ _DOCUMENTS, _EPOCHS = 0, 1  # what a shuffle orders: keeps the two orders indepe
 class Slots:
     """Slot `s` is `tokens[starts[s] : starts[s + 1]]`: whole documents or pieces of them; never empty."""
 
-    tokens: Tokens
+    tokens: TokenArray
     starts: Indices
     seed: int
 
     @classmethod
-    def cut(cls, corpus: Corpus, num_slots: int, seed: int, *, piece_tokens: int | None = None) -> Slots:
+    def cut(cls, corpus: Documents, num_slots: int, seed: int, *, piece_tokens: int | None = None) -> Slots:
         """`num_slots` slots of `corpus`, or one for each document where there are fewer documents.
 
         Documents longer than `piece_tokens` count as several (None: never).
