@@ -12,16 +12,18 @@ if TYPE_CHECKING:
     from atoll.diloco.joining import join as join
     from atoll.diloco.optimizer import DiLoCoOptimizer as DiLoCoOptimizer
     from atoll.diloco.session import Session as Session
+    from atoll.mesh.elastic import ElasticDeviceMesh as ElasticDeviceMesh
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "DiLoCoOptimizer": "atoll.diloco.optimizer",
     "Session": "atoll.diloco.session",
+    "ElasticDeviceMesh": "atoll.mesh.elastic",
     "join": "atoll.diloco.joining",
 }
 
-__all__ = ["DiLoCoOptimizer", "Session", "__version__", "join"]
+__all__ = ["DiLoCoOptimizer", "ElasticDeviceMesh", "Session", "__version__", "join"]
 
 
 def __getattr__(name: str) -> Any:

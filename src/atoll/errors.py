@@ -6,7 +6,8 @@ AtollError                    exit code
 ├── MembershipError
 │   ├── Unreachable           4   nobody answers at the address: check it, then start again
 │   ├── Refused               5   this peer may not take part (token, version, other model or settings)
-│   └── QuorumLost            6   the run cannot go on, or went on without this peer
+│   ├── QuorumLost            6   the run cannot go on, or went on without this peer
+│   └── Dismissed             0   an operator sent this peer away before it trained: nothing is wrong
 ├── DeadlineExceeded          4   a wait took longer than its deadline
 ├── Diverged                  7   not finite, or digests disagree
 └── DataError                 8   the corpus: empty, unreadable, or too many bad rows
@@ -56,6 +57,12 @@ class QuorumLost(MembershipError):
     """The run cannot go on, or went on without this peer."""
 
     exit_code = 6
+
+
+class Dismissed(MembershipError):
+    """An operator sent this peer away, or stopped the run, before it took part. Nothing is wrong."""
+
+    exit_code = 0
 
 
 class DeadlineExceeded(AtollError):

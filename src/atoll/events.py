@@ -9,6 +9,7 @@ JSON-lines file is always there; console, plots and dashboards are folds over th
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import LocalError
+from atoll.values import LinkRate
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="type", tag=True):
@@ -40,6 +42,19 @@ class CoordinatorListening(Event, frozen=True):
     restarted: bool
 
 
+class CoordinatorStoodBy(Event, frozen=True):
+    """Another coordinator of this run leads (`leader` is its address); this one waits for its lease to end."""
+
+    address: str
+    leader: str
+
+
+class CoordinatorSteppedDown(Event, frozen=True):
+    """This coordinator led, and may not any more; nothing was sent that the journal does not hold."""
+
+    reason: str
+
+
 class PeerConnected(Event, frozen=True):
     """A peer proved the token. It is no member yet."""
 
@@ -53,11 +68,62 @@ class PeerRefused(Event, frozen=True):
 
 
 class PeerJoined(Event, frozen=True):
-    """A peer declared the run's layout, settings and newest version: it is a member from the next round."""
+    """A peer holds the run's newest version: it is a member from now on. `seconds` is how long it had to catch up."""
 
     peer: str
     version: int
     members: tuple[str, ...]
+    seconds: float = 0.0
+
+
+class PeerCatchingUp(Event, frozen=True):
+    """A peer (new, or a member until now) holds `version` and not the newest: it is told to fetch what it lacks."""
+
+    peer: str
+    version: int
+    newest: int
+    reason: str
+    members: tuple[str, ...]
+
+
+class SnapshotStaged(Event, frozen=True):
+    """A copy of the shared state lies ready for those who catch up."""
+
+    version: int
+
+
+class CaughtUp(Event, frozen=True):
+    """This peer fetched what it lacked, `bytes_by_source` from each donor; `snapshot_version` None: updates did it."""
+
+    version: int
+    from_version: int
+    snapshot_version: int | None
+    updates: int
+    received_bytes: int
+    bytes_by_source: dict[str, int]
+    seconds: float
+
+
+class InnerStateTaken(Event, frozen=True):
+    """This peer, new in the run, begins with a copy of `donor`'s inner optimizer state (`inner.joiner` "donor")."""
+
+    donor: str
+    version: int
+    size_bytes: int
+
+
+class InnerStateMissed(Event, frozen=True):
+    """It should, and no donor had one that fits: it begins with a fresh one, and its learning rate rises anew."""
+
+    reason: str
+
+
+class VersionLearned(Event, frozen=True):
+    """The run stands at another version than the journal says: learned from the peers, or rolled back to it."""
+
+    version: int
+    round: int
+    reason: str
 
 
 class PeerLost(Event, frozen=True):
@@ -76,6 +142,28 @@ class PeerLeft(Event, frozen=True):
     members: tuple[str, ...]
 
 
+class PeerAskedToLeave(Event, frozen=True):
+    """An operator asked a member to leave; `PeerLeft` follows when it does."""
+
+    peer: str
+    reason: str
+
+
+class PeerEvicted(Event, frozen=True):
+    """An operator sent a peer away; its id is refused for `for_s` seconds (0: until the run ends)."""
+
+    peer: str
+    reason: str
+    for_s: float
+    members: tuple[str, ...]
+
+
+class RunStopped(Event, frozen=True):
+    """An operator stopped the run: the round that is open is its last, or there is none."""
+
+    reason: str
+
+
 class PeerLeftOut(Event, frozen=True):
     """A member's update was left out of a round by decision; all members decide alike."""
 
@@ -85,15 +173,26 @@ class PeerLeftOut(Event, frozen=True):
 
 
 class AttemptStarted(Event, frozen=True):
+    """An attempt was planned. `predicted_s` is how long it should take on the wire, `reason` says why these lanes."""
+
     op: str
     members: tuple[str, ...]
     contributors: tuple[str, ...]
     reason: str
+    topology: str = ""
+    predicted_s: float = 0.0
 
 
 class AttemptFailed(Event, frozen=True):
     op: str
     reason: str
+
+
+class RatesMeasured(Event, frozen=True):
+    """Links whose rate was seen for the first time, or has changed; at most once a round."""
+
+    round: int
+    links: tuple[LinkRate, ...]
 
 
 class RoundCommitted(Event, frozen=True):
@@ -191,10 +290,93 @@ class PeerKilled(Event, frozen=True):
     signal: str
 
 
+class FaultPlayed(Event, frozen=True):
+    """A rehearsal did something else to a peer: `kind` is "stop", "join" or "leave"; a stop lasts `seconds`."""
+
+    kind: str
+    peer: str
+    seconds: float = 0.0
+
+
 class ModelSaved(Event, frozen=True):
     path: str
     version: int
     digest: str
+
+
+class CheckpointSaved(Event, frozen=True):
+    """A version is in this peer's place, verified, and `latest` leads to it. Training stood still for `still_s`; the
+    rest was done beside it. `shared_bytes` 0: another peer that shares the place had written that part."""
+
+    version: int
+    path: str
+    shared_bytes: int
+    own_bytes: int
+    still_s: float
+    write_s: float
+    verify_s: float
+    removed: tuple[int, ...]
+
+
+class CheckpointUploaded(Event, frozen=True):
+    """A version, or this peer's own part of it, is in the run's remote place and was read back. `shared`: the shared
+    part, by the peer that the coordinator named; the remote `latest` leads to it."""
+
+    version: int
+    address: str
+    shared: bool
+    seconds: float
+    removed: tuple[int, ...] = ()
+
+
+class CheckpointFetched(Event, frozen=True):
+    """This peer had no checkpoint; it took the run's latest from the remote place, every byte checked."""
+
+    version: int
+    address: str
+    seconds: float
+
+
+class CheckpointSkipped(Event, frozen=True):
+    """A version that was due is not saved by this peer, by decision; the next one is another occasion."""
+
+    version: int
+    reason: str
+
+
+class CheckpointFailed(Event, frozen=True):
+    """A save came to nothing; `latest` is what it was. `number` counts those of this process, from 1."""
+
+    version: int
+    reason: str
+    number: int
+
+
+class CheckpointsCounted(Event, frozen=True):
+    """At a peer's end: its saves, and the newest version that is safe (-1: none of this process's)."""
+
+    saved: int
+    skipped: int
+    failed: int
+    newest: int
+
+
+class CheckpointDamaged(Event, frozen=True):
+    """A checkpoint, or a part of one, that is not used; the one before it is tried."""
+
+    version: int
+    reason: str
+
+
+class Resumed(Event, frozen=True):
+    """This peer goes on from a checkpoint. `own_part` if its own part was there; `remarks` say what was dropped, or
+    comes from elsewhere."""
+
+    version: int
+    step: int
+    path: str
+    own_part: bool
+    remarks: tuple[str, ...]
 
 
 class RunEnded(Event, frozen=True):
@@ -293,6 +475,10 @@ def read_events(path: Path, offset: int = 0) -> Iterator[tuple[int, LoggedEvent,
 
 def _typed(fields: dict[str, Any], cls: type[Event]) -> Event:
     """JSON has no NaN: where a number was not finite it holds null, and reads as NaN."""
-    floats = [field.name for field in msgspec.structs.fields(cls) if field.type is float]
-    nan = {name: math.nan for name in floats if fields.get(name, 0.0) is None}
+    nan = {name: math.nan for name in _floats(cls) if fields.get(name, 0.0) is None}
     return msgspec.convert({**fields, **nan}, cls)
+
+
+@functools.cache  # looking at a class costs as much as reading fifty lines
+def _floats(cls: type[Event]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(cls) if field.type is float)

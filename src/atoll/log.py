@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 
 def get(name: str) -> logging.Logger:
@@ -10,9 +11,19 @@ def get(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
+class _Stderr(logging.Handler):
+    """Writes to what is `sys.stderr` then: whoever redirects it later is followed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
 def to_stderr(level: str = "INFO") -> None:
     """Send Atoll's log lines to stderr; called once, by the command line."""
-    handler = logging.StreamHandler()
+    handler = _Stderr()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     root = logging.getLogger("atoll")
     root.handlers[:] = [handler]

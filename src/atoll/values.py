@@ -39,11 +39,29 @@ class Range(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class RankInfo(msgspec.Struct, frozen=True):
-    """What a peer announces for one of its ranks: where its engine listens and which elements it owns."""
+    """What a peer announces for one of its ranks: where its engine listens, which elements it owns, what it may carry.
+
+    `max_up` and `max_down` are the caps that its engine keeps to, in bytes per second; 0: none. `sidecar_port` is where
+    its snapshots and updates can be fetched, on the same host; 0: nowhere.
+    """
 
     host: str
     port: int
     ranges: tuple[Range, ...]
+    max_up: int = 0
+    max_down: int = 0
+    sidecar_port: int = 0
+
+
+class Source(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """A donor's sidecar: where one peer's snapshots and updates are fetched."""
+
+    peer: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.peer} at {self.host}:{self.port}"
 
 
 class ParameterInfo(msgspec.Struct, frozen=True):
@@ -62,28 +80,39 @@ class Edge(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One reduction tree and the share of the data it carries.
+    """One reduction tree and the share of the data it carries: up to the root, and down again.
 
-    `root` is the peer that sums and finishes; every other member sends to it and receives from it (a star).
+    `root` is the peer that finishes the sum. `up[i]` is the member to which member `i` sends what it has (its own
+    update, or the mean of those below it), `down[i]` the one from which it gets the finished bytes; both are indices
+    into the plan's members, the root's are its own. Empty: everybody sends to the root and hears from it (a star).
     Shares are integers; a lane carries `share / sum(shares)` of every route.
     """
 
     root: str
     share: int = 1
+    up: tuple[int, ...] = ()
+    down: tuple[int, ...] = ()
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """Whose update is in the sum, and with which integer weight (divided by the common divisor of all)."""
+    """Whose update is in the sum, and with which integer weight (divided by the common divisor of all).
+
+    `digest` is that of its encoded bytes, from its `ready`: bytes that a node kept from an earlier attempt of the
+    round are used again only under the same digest. Empty: never.
+    """
 
     peer: str
     weight: int
+    digest: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True):
     """One attempt at a round, decided by the coordinator.
 
     `members` (sorted by id) all receive the result; `contributions` (sorted by id) are summed, in that order.
-    `base_version` is the version every member stands on. `deadline_s` bounds the attempt on every member.
+    `base_version` is the version every member stands on. `deadline_s` bounds the attempt on every member. A chunk has
+    at most `chunk_bytes` on the wire (or one block); `connections` are opened, and kept, between two members that
+    exchange data.
     """
 
     op: OpId
@@ -94,15 +123,68 @@ class Plan(msgspec.Struct, frozen=True):
     lanes: tuple[Lane, ...]
     codec: str
     deadline_s: float
+    chunk_bytes: int = 1 << 20
+    connections: int = 1
+
+
+class LinkRate(msgspec.Struct, frozen=True):
+    """What one directed link was seen to carry: bytes per second while it had something to carry, and its round trip.
+
+    `target` "" stands for all others together: the sender's uplink; `source` "" likewise: the receiver's downlink.
+    `rtt_s` 0: not known.
+    """
+
+    source: str
+    target: str
+    bytes_per_s: float
+    rtt_s: float = 0.0
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """What lanes are to be found for.
+
+    `members` from oldest to youngest; `contributors` are those with an update. `wire_bytes` is the size of one encoded
+    vector. `broken` links carry nothing; `links` are the rates as last seen, `max_up` and `max_down` the members' own
+    limits (bytes per second). `previous` is the plan of the round's last attempt: what its lanes brought is kept where
+    it can be. `topology` "auto" is the planner's choice, `connections` 0 likewise.
+    """
+
+    members: tuple[str, ...]
+    contributors: tuple[str, ...]
+    wire_bytes: int
+    codec: str
+    broken: frozenset[Edge] = frozenset()
+    links: tuple[LinkRate, ...] = ()
+    max_up: dict[str, int] = {}
+    max_down: dict[str, int] = {}
+    previous: Plan | None = None
+    topology: str = "auto"
+    connections: int = 0
+
+
+class PlanChoice(msgspec.Struct, frozen=True):
+    """The lanes for a request, and why these. `dropped` are members that no lane can serve; `lanes` are the others'."""
+
+    dropped: frozenset[str]
+    lanes: tuple[Lane, ...]
+    topology: str = "direct"
+    predicted_s: float = 0.0
+    reason: str = ""
+    connections: int = 1
+    chunk_bytes: int = 1 << 20
 
 
 class TransferStats(msgspec.Struct, frozen=True):
-    """What one attempt cost this rank. Bytes are counted at the socket, headers and handshakes included."""
+    """What one attempt cost this rank. Bytes are counted at the socket, headers and handshakes included.
+
+    `links` are the rates that this rank saw, in both directions.
+    """
 
     sent_bytes: int = 0
     received_bytes: int = 0
     wire_s: float = 0.0
     encode_s: float = 0.0
+    links: tuple[LinkRate, ...] = ()
 
 
 class ReduceReport(msgspec.Struct, frozen=True):
@@ -119,16 +201,23 @@ class ReduceReport(msgspec.Struct, frozen=True):
 
 
 class CodecSpec(msgspec.Struct, frozen=True):
-    """How a codec spends bytes: blocks of `block` elements, each `header_bytes` and `bits` per element (rounded up)."""
+    """How a codec spends bytes, and whether it wants error feedback.
+
+    A block has `block` elements, or fewer at the end of a segment. At most `kept` of them are written, `bits` each
+    (rounded up to bytes), after `header_bytes`. `feedback` is the share of the residual that is sent again where a
+    run does not say otherwise; 0: none.
+    """
 
     name: str
     block: int
+    kept: int
     header_bytes: int
     bits: int
+    feedback: float = 0.0
 
     def block_bytes(self, numel: int) -> int:
         """Wire bytes of one block of `numel <= block` elements."""
-        return self.header_bytes + (numel * self.bits + 7) // 8
+        return self.header_bytes + (min(numel, self.kept) * self.bits + 7) // 8
 
     def run_bytes(self, numel: int) -> int:
         """Wire bytes of a run of `numel` elements that begins at a block boundary."""
@@ -137,6 +226,16 @@ class CodecSpec(msgspec.Struct, frozen=True):
 
 
 CODECS: dict[str, CodecSpec] = {
-    "fp32": CodecSpec(name="fp32", block=256, header_bytes=0, bits=32),
-    "int8": CodecSpec(name="int8", block=256, header_bytes=4, bits=8),
+    spec.name: spec
+    for spec in (
+        CodecSpec(name="fp32", block=256, kept=256, header_bytes=0, bits=32),
+        CodecSpec(name="bf16", block=256, kept=256, header_bytes=0, bits=16),
+        CodecSpec(name="fp16", block=256, kept=256, header_bytes=0, bits=16),
+        CodecSpec(name="int8", block=256, kept=256, header_bytes=4, bits=8),
+        CodecSpec(name="int4", block=256, kept=256, header_bytes=4, bits=4),
+        CodecSpec(name="e3m0", block=256, kept=256, header_bytes=4, bits=4),
+        CodecSpec(name="stat2", block=4096, kept=4096, header_bytes=16, bits=2, feedback=0.95),
+        CodecSpec(name="topk", block=4096, kept=64, header_bytes=16, bits=14, feedback=0.95),
+        CodecSpec(name="topk256", block=4096, kept=256, header_bytes=16, bits=14, feedback=0.95),
+    )
 }

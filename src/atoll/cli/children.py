@@ -30,7 +30,7 @@ def start(arguments: Sequence[str], *, environment: Mapping[str, str], log: Path
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_dies_with_parent(),
+            preexec_fn=dies_with_parent(),
         )
 
 
@@ -61,7 +61,7 @@ def last_words(log: Path, lines: int = 3) -> list[str]:
     return errors or text[-lines:]
 
 
-def _dies_with_parent() -> Callable[[], None]:
+def dies_with_parent() -> Callable[[], None]:
     """What the child runs before exec (Linux): SIGKILL when its parent ends, however that happens."""
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()

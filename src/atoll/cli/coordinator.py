@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Collection, Sequence
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +14,9 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from atoll import log
+from atoll.cli.join_line import TOKEN_LINE, join_line, print_lines
 from atoll.cli.options import Assignments, TokenFile
-from atoll.cli.signals import SIGNALS, Stopped
+from atoll.cli.signals import Stopped
 from atoll.config.environment import run_token
 from atoll.config.load import load
 from atoll.config.schema import RunConfig
@@ -23,9 +24,11 @@ from atoll.config.shared import flatten, nested, settings_digest
 from atoll.dashboard.console import EventPrinter
 from atoll.errors import AtollError, ConfigError
 from atoll.events import EventLog, JsonLinesSink, RunEnded, RunStarted
+from atoll.membership.etcd_place import SCHEME, EtcdPlace, parse_place
 from atoll.membership.settings import CoordinatorSettings, Timeouts
-from atoll.plan.lanes import cover_broken, direct_lanes
-from atoll.values import Edge, Lane
+from atoll.network.addresses import EVERYWHERE
+from atoll.plan.planner import choose
+from atoll.signals import SIGNALS
 
 
 def coordinator(
@@ -37,8 +40,18 @@ def coordinator(
     set_: Assignments = None,
     token_file: TokenFile = None,
     journal: Annotated[
-        Path | None, Parameter(help="Journal file. Default: coordinator.journal in OUT.")
+        str | None,
+        Parameter(
+            help="Journal file, or etcd://HOST:PORT,HOST:PORT/PREFIX. Default: coordinator.journal in OUT."
+        ),
     ] = None,
+    advertise: Annotated[
+        str,
+        Parameter(
+            help="Address by which others reach this machine, to be shown to them. Default: from --bind.",
+            show_default=False,
+        ),
+    ] = "",
     out: Annotated[Path | None, Parameter(help="Folder for events and journal. Default: runs/NAME.")] = None,
 ) -> int:
     """Coordinate one run: admit peers, start rounds, count votes. Ends when the run is over.
@@ -46,13 +59,18 @@ def coordinator(
     Started again with the same journal it goes on where it was; peers wait for it and reconnect. With a
     RUN.toml it holds the run's settings, and peers that differ are refused; without, the first peer's hold.
 
+    With its journal in etcd it outlives its machine: start the same command on two or three machines. One leads;
+    the others stand by, and one of them takes over once the leader was silent for membership.lease_s. Give peers
+    all their addresses, separated by commas. More in docs/high-availability.md.
+
     Try:
 
         export ATOLL_TOKEN=$(python -c 'import secrets; print(secrets.token_urlsafe(32))')
         atoll coordinator recipes/three-clouds.toml --bind 0.0.0.0:7070
         atoll coordinator --run my-run --set membership.start_peers=2
+        atoll coordinator run.toml --bind 0.0.0.0:7070 --journal etcd://10.0.0.1:2379,10.0.0.2:2379
 
-    Exit codes: 0 the run is over; 2 config; 3 port or journal in use; 5 no token; 6 quorum lost;
+    Exit codes: 0 the run is over; 2 config; 3 port or journal in use; 4 no etcd; 5 no token; 6 quorum lost;
     130/143 stopped.
     """
     config = _config(run_toml, run, set_ or [])
@@ -60,6 +78,7 @@ def coordinator(
     folder = out or Path(config.local.out) / config.run.name
     flat = flatten(config) if run_toml else None
     console = Console(highlight=False)
+    kept_in = _journal(journal, config, folder)
     host, port = parse_address(bind)
     sink = JsonLinesSink(folder / "coordinator.jsonl")
     events = EventLog("coordinator", sink, EventPrinter(console))
@@ -75,15 +94,16 @@ def coordinator(
                 host=host,
                 port=port,
                 token=token,
-                journal_path=journal or folder / "coordinator.journal",
+                journal_path=kept_in,
                 run_settings=flat,
                 nested_settings=nested(config) if run_toml else None,
                 events=events,
-                make_lanes=make_lanes,
+                make_lanes=choose,
                 ready=lambda ready_host, ready_port: _say_how_to_join(
-                    console, config, ready_host, ready_port
+                    console, config, ready_host, ready_port, shared=not isinstance(kept_in, Path)
                 ),
                 stop=stop,
+                advertise=advertise or (socket.gethostname() if host in EVERYWHERE else ""),
             )
         finally:
             waiting.cancel()
@@ -115,7 +135,8 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def settings_of(config: RunConfig) -> CoordinatorSettings:
     """What the coordinator decides by."""
-    held = config.membership
+    held, net = config.membership, config.net
+    waits = {name: getattr(held, name) for name in Timeouts.__struct_fields__ if hasattr(held, name)}
     return CoordinatorSettings(
         run=config.run.name,
         start_peers=held.start_peers,
@@ -124,14 +145,13 @@ def settings_of(config: RunConfig) -> CoordinatorSettings:
         max_attempts=held.max_attempts,
         norm_limit=held.norm_limit,
         max_seconds=config.run.max_seconds,
-        timeouts=Timeouts(**{name: getattr(held, name) for name in Timeouts.__struct_fields__}),
+        topology=net.topology,
+        connections=0 if net.connections == "auto" else net.connections,
+        lease_s=held.lease_s,
+        save_rounds=config.checkpoint.every_rounds,
+        save_s=config.checkpoint.every_s,
+        timeouts=Timeouts(**waits, progress_timeout_s=net.progress_timeout_s),
     )
-
-
-def make_lanes(members: Sequence[str], broken: Collection[Edge]) -> tuple[frozenset[str], tuple[Lane, ...]]:
-    """Whom to drop so that a lane avoids all broken edges, and the lanes of the rest. Oldest member first."""
-    dropped = cover_broken(members, broken)
-    return dropped, direct_lanes(sorted(set(members) - dropped), broken)
 
 
 def _config(run_toml: Path | None, run: str | None, assignments: list[str]) -> RunConfig:
@@ -140,17 +160,37 @@ def _config(run_toml: Path | None, run: str | None, assignments: list[str]) -> R
     return load(run_toml, [*([f"run.name={run}"] if run else []), *assignments])
 
 
-def _say_how_to_join(console: Console, config: RunConfig, host: str, port: int) -> None:
+def _journal(given: str | None, config: RunConfig, folder: Path) -> Path | EtcdPlace:
+    """Where the journal is kept. Raises ConfigError, also for a lease that does not go with the other waits."""
+    if given is None or not given.startswith(SCHEME):
+        return Path(given) if given else folder / "coordinator.journal"
+    held = config.membership
+    if held.lease_s < 2 * held.heartbeat_s:
+        raise ConfigError(
+            f"membership.lease_s = {held.lease_s} is below 2 x heartbeat_s = {2 * held.heartbeat_s}: raise it, "
+            "so that the leader can renew its lease in time"
+        )
+    if held.coordinator_lost_s <= held.lease_s + held.dead_s:
+        raise ConfigError(
+            f"membership.coordinator_lost_s = {held.coordinator_lost_s} must be above lease_s + dead_s = "
+            f"{held.lease_s + held.dead_s}: peers have to wait until another coordinator leads"
+        )
+    return parse_place(given, config.run.name)
+
+
+def _say_how_to_join(console: Console, config: RunConfig, host: str, port: int, *, shared: bool) -> None:
+    """`shared`: other coordinators may lead this run too."""
     shown = f"[{host}]" if ":" in host else host
-    reach = "HOST" if host in {"0.0.0.0", "::"} else shown
+    reach = "HOST" if host in EVERYWHERE else shown
     count = config.membership.start_peers
     lines = [
         f"run {config.run.name}: listening on {shown}:{port}; begins with {count} peer{'s' * (count != 1)}",
-        f"join: atoll train RUN.toml --set run.name={config.run.name} --set local.coordinator={reach}:{port}",
-        "      with this run's token in ATOLL_TOKEN or ATOLL_TOKEN_FILE",
+        join_line(f"{reach}:{port}", config.run.name),
+        TOKEN_LINE,
     ]
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+    if shared:
+        lines.append("      and the other coordinators' addresses after this one, separated by commas")
+    print_lines(console, lines)
 
 
 def _stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:

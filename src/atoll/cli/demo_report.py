@@ -85,11 +85,12 @@ def sample(model: Path, section: ModelSection) -> str:
     import torch
     from safetensors.torch import load_file
 
-    from atoll.train.llama import Llama, LlamaConfig
+    from atoll.train.build import llama_config
+    from atoll.train.llama import Llama
     from atoll.train.sample import sample_text
 
     torch.set_num_threads(1)  # for a model this small, threads wait for each other more than they work
-    llama = Llama(LlamaConfig(**section.model_dump()))
+    llama = Llama(llama_config(section))
     llama.load_state_dict(load_file(model), strict=not section.tie_embeddings)
     return sample_text(
         llama,

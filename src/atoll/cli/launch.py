@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from atoll.cli.local_run import LocalRun, fresh_name, threads_per_peer
+from atoll.cli.local_run import LocalRun, fresh_name, threads_per_peer, unfinished
 from atoll.cli.options import Assignments, RunFile
 from atoll.config.load import load
 from atoll.config.schema import RunConfig
@@ -25,12 +25,16 @@ def launch(
     out: Annotated[
         Path | None, Parameter(help="Folder that gets the run folder. Default: local.out.")
     ] = None,
+    fresh: Annotated[
+        bool, Parameter(help="Begin a new run, also if the last one is not over.", negative="")
+    ] = False,
 ) -> int:
     """Run a coordinator and N peers on this machine, with a fresh token, until the run is over.
 
-    Each launch is a run of its own, named NAME-DATE-TIME. Its folder gets `config.toml`, the events of all
-    (`events.jsonl`), one log per process, and the final model. A signal is passed on to all processes; if
-    this one dies, so do they.
+    Each run is named NAME-DATE-TIME. If the last one of that NAME is not over and has a checkpoint, it goes on;
+    --fresh begins a new one all the same, and leaves the other as it is. The run's folder gets `config.toml`, the
+    events of all (`events.jsonl`), one log per process, checkpoints, and the final model. A signal is passed on to
+    all processes; if this one dies, so do they.
 
     Try:
 
@@ -39,12 +43,18 @@ def launch(
     Exit code: the worst of all processes.
     """
     config = with_peers(load(run_toml, set_ or []), peers)
-    config = in_fresh_folder(config, out or Path(config.local.out))
+    parent = out or Path(config.local.out)
+    going_on = None if fresh else unfinished(parent, config.run.name)
+    config = in_folder(config, parent, going_on) if going_on else in_fresh_folder(config, parent)
     settings = {} if config.local.threads else {"local.threads": str(threads_per_peer(peers))}
     console = Console(highlight=False)
+    if going_on:
+        console.print(
+            f"going on with {going_on}, which is not over; --fresh begins anew", markup=False, soft_wrap=True
+        )
     display = display_for(console, Goal(seconds=config.run.max_seconds, steps=config.run.steps))
     try:
-        with LocalRun(config, num_peers=peers, peer_settings=settings) as run:
+        with LocalRun(config, num_peers=peers, peer_settings=settings, resume=going_on is not None) as run:
             run.start()
             for _ in run.watch(display):
                 pass
@@ -70,6 +80,11 @@ def with_peers(config: RunConfig, peers: int) -> RunConfig:
 
 def in_fresh_folder(config: RunConfig, parent: Path) -> RunConfig:
     """The same run under a name of its own, and so with a folder of its own in `parent`."""
-    run = config.run.model_copy(update={"name": fresh_name(parent, config.run.name)})
+    return in_folder(config, parent, fresh_name(parent, config.run.name))
+
+
+def in_folder(config: RunConfig, parent: Path, name: str) -> RunConfig:
+    """The same run under this name, in `parent`."""
+    run = config.run.model_copy(update={"name": name})
     local = config.local.model_copy(update={"out": str(parent)})
     return config.model_copy(update={"run": run, "local": local})

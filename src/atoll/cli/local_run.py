@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,10 +19,20 @@ from atoll.dashboard.console import Display
 from atoll.dashboard.tail import EventTail, merge_events
 from atoll.dashboard.view import Seen, View, fold
 from atoll.errors import AtollError, DeadlineExceeded, LocalError
-from atoll.events import CoordinatorListening, EventLog, JsonLinesSink, PeerKilled
+from atoll.events import (
+    CoordinatorListening,
+    EventLog,
+    FaultPlayed,
+    JsonLinesSink,
+    PeerKilled,
+    RunEnded,
+    RunStarted,
+    read_events,
+)
 from atoll.membership.auth import new_token
 
 COORDINATOR = "coordinator"
+CHECKPOINTS = "checkpoints"
 START_S = 30.0  # for the coordinator to listen; it imports no torch
 POLL_S = 0.1
 GRACE_S = 10.0  # for a polite end, before SIGKILL
@@ -57,8 +68,10 @@ class LocalRun:
         num_peers: int,
         peer_settings: Mapping[str, str] | None = None,
         narrator: str = "launch",
+        resume: bool = False,
     ) -> None:
-        """The folder is `config.local.out`/`config.run.name`, and must not exist yet. Raises LocalError.
+        """The folder is `config.local.out`/`config.run.name`. It must not exist yet, unless the run that is in it is to
+        go on (`resume`). Raises LocalError.
 
         Peers are `peer-0`, `peer-1`, ...; `peer_settings` are `--set` values for all of them.
         """
@@ -73,7 +86,9 @@ class LocalRun:
         self._tail = EventTail(self.folder)
         self._config_path = self.folder / "config.toml"
         try:
-            self.folder.mkdir(parents=True, exist_ok=False)
+            self.folder.mkdir(parents=True, exist_ok=resume)
+            if resume:
+                self._tail.read()  # what was told before is no news
             write_resolved(config, self._config_path)
             self._sink = JsonLinesSink(self.folder / f"{narrator}.jsonl")
         except OSError as error:
@@ -142,6 +157,10 @@ class LocalRun:
         new = self._tail.read()
         for each in new:
             self.view = fold(self.view, each)
+            if isinstance(each.event, PeerKilled) or (
+                isinstance(each.event, FaultPlayed) and each.event.kind == "leave"
+            ):
+                self._ended_here.add(each.event.peer)  # a rehearsal's: not a failure of the run
         self.seen += new
         return new
 
@@ -207,6 +226,25 @@ class LocalRun:
         for name, code in self._codes():
             if code and (name == COORDINATOR or self.view.started_at_s is None):
                 raise ProcessFailed(name, code, self._log(name))
+
+
+def unfinished(parent: Path, name: str) -> str | None:
+    """The newest run in `parent` that was launched as `name`, if it has a checkpoint and is not over; else None."""
+    pattern = re.compile(re.escape(name[:40]) + r"-\d{8}-\d{6}(-\d+)?")
+    folders = [each for each in parent.iterdir() if pattern.fullmatch(each.name)] if parent.is_dir() else []
+    newest = max(folders, key=lambda each: each.name, default=None)
+    if newest is None or not (newest / CHECKPOINTS / "latest").exists() or _is_over(newest):
+        return None
+    return newest.name
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether the run's coordinator ended well."""
+    path = folder / f"{COORDINATOR}.jsonl"
+    if not path.exists():
+        return False
+    told = [event for _, _, event in read_events(path) if isinstance(event, RunStarted | RunEnded)]
+    return bool(told) and isinstance(told[-1], RunEnded) and told[-1].exit_code == 0
 
 
 def fresh_name(parent: Path, name: str) -> str:

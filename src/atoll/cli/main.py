@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -9,11 +11,27 @@ from cyclopts import App, CycloptsError
 
 from atoll import __version__
 from atoll.cli import config
+from atoll.cli.bench.allreduce import allreduce
+from atoll.cli.bench.codec import codec
+from atoll.cli.bench.link import link
+from atoll.cli.chaos import chaos
+from atoll.cli.checkpoints.diff import diff
+from atoll.cli.checkpoints.export import export
+from atoll.cli.checkpoints.import_ import import_
+from atoll.cli.checkpoints.ls import ls
+from atoll.cli.checkpoints.verify import verify
 from atoll.cli.coordinator import coordinator
+from atoll.cli.data.prep import prep
+from atoll.cli.data.stats import stats
 from atoll.cli.demo import demo
+from atoll.cli.evict import evict
+from atoll.cli.join import join
 from atoll.cli.launch import launch
+from atoll.cli.leave import leave
 from atoll.cli.output import outlive_readers
 from atoll.cli.signals import Stopped, stopped_by_signals
+from atoll.cli.status import status
+from atoll.cli.stop import stop
 from atoll.cli.train import train
 from atoll.errors import AtollError, ConfigError, LocalError
 
@@ -25,15 +43,30 @@ then all agree on one new set of weights. Try it on this machine:
     atoll demo
 
 By hand: export one `ATOLL_TOKEN` everywhere, start `atoll coordinator run.toml` on one machine and
-`atoll train run.toml --set local.coordinator=HOST:7070` on each machine that takes part.
+`atoll train run.toml --set local.coordinator=HOST:7070` on each machine that takes part. From any machine that
+has the token, `atoll status HOST:7070` tells how the run stands.
 """
 
 EPILOGUE = """Exit codes: 0 done; 2 usage or config; 3 this machine (port in use, no space); 4 cannot reach; \
 5 refused (token, version, other model or settings); 6 quorum lost; 7 diverged or not finite; 8 data; \
 130 and 143 stopped by SIGINT and SIGTERM."""
 
-COMMANDS = {"demo": demo, "coordinator": coordinator, "train": train, "launch": launch}
+COMMANDS = {
+    "demo": demo,
+    "coordinator": coordinator,
+    "train": train,
+    "join": join,
+    "launch": launch,
+    "status": status,
+    "stop": stop,
+    "leave": leave,
+    "evict": evict,
+    "chaos": chaos,
+}
 CONFIG_COMMANDS = {"show": config.show, "schema": config.schema}
+CHECKPOINT_COMMANDS = {"ls": ls, "verify": verify, "diff": diff, "export": export, "import": import_}
+DATA_COMMANDS = {"prep": prep, "stats": stats}
+BENCH_COMMANDS = {"allreduce": allreduce, "codec": codec, "link": link}
 
 
 def build_app() -> App:
@@ -48,10 +81,33 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     settings = App(name="config", help="Show what a RUN.toml may say, or resolves to.", help_epilogue="")
-    for group, commands in ((app, COMMANDS), (settings, CONFIG_COMMANDS)):
+    bench = App(
+        name="bench",
+        help="Measure the engine: beside its bound, and beside what others use.",
+        help_epilogue="",
+    )
+    checkpoints = App(
+        name="checkpoints",
+        help="Look at what runs have saved, and take models out and in.",
+        help_epilogue="",
+    )
+    data = App(
+        name="data", help="Prepare text for training, and look at what was prepared.", help_epilogue=""
+    )
+    groups = (
+        (app, COMMANDS),
+        (settings, CONFIG_COMMANDS),
+        (checkpoints, CHECKPOINT_COMMANDS),
+        (data, DATA_COMMANDS),
+        (bench, BENCH_COMMANDS),
+    )
+    for group, commands in groups:
         for name, command in commands.items():
             group.command(command, name=name, help_epilogue="")
     app.command(settings)
+    app.command(checkpoints)
+    app.command(data)
+    app.command(bench)
     return app
 
 
@@ -78,14 +134,21 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The `atoll` command."""
+    """The `atoll` command. All is closed when it has run; the interpreter's own end is not waited for: after torch it
+    costs one to two seconds of a processor, and the process would still be there.
+    """
     outlive_readers()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed from the start
+            stream.flush()
+    os._exit(code)
 
 
 def _complain(error: AtollError) -> int:
+    kind = "error: " if error.exit_code else ""
     for line in str(error).splitlines():
-        print(f"atoll: error: {line}", file=sys.stderr)
+        print(f"atoll: {kind}{line}", file=sys.stderr)
     return error.exit_code
 
 

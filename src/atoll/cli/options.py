@@ -10,6 +10,9 @@ from cyclopts import Parameter
 RunFile = Annotated[
     Path, Parameter(help="The run's settings; recipes/ holds complete ones.", show_default=False)
 ]
+Address = Annotated[str, Parameter(help="The coordinator's host:port.", show_default=False)]
+PeerName = Annotated[str, Parameter(help="The peer's name, as `atoll status` shows it.", show_default=False)]
+Reason = Annotated[str, Parameter(help="Said to the peers, and kept in the events.", show_default=False)]
 Assignments = Annotated[
     list[str] | None,
     Parameter(

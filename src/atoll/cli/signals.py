@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from atoll.signals import SIGNALS
 
 
 class Stopped(KeyboardInterrupt):

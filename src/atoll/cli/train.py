@@ -8,11 +8,14 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from atoll import log
+from atoll.cli.join_line import JoinLinePrinter
 from atoll.cli.options import Assignments, RunFile, TokenFile
 from atoll.config.dump import write_resolved
 from atoll.config.environment import run_token
 from atoll.config.load import load
+from atoll.config.schema import RunConfig
 from atoll.dashboard.console import EventPrinter
+from atoll.signals import ended_in_time
 
 
 def train(
@@ -22,10 +25,17 @@ def train(
     set_: Assignments = None,
     wait: Annotated[float, Parameter(help="Seconds to wait for a coordinator that is not up yet.")] = 0.0,
     token_file: TokenFile = None,
+    fresh: Annotated[bool, Parameter(help="Begin anew, not from a checkpoint.", negative="")] = False,
+    force: Annotated[
+        bool, Parameter(help="With --fresh: give up the checkpoints that are there.", negative="")
+    ] = False,
 ) -> int:
     """Train as one peer of a run, until its steps are committed or the coordinator ends it.
 
     Peers of a run have the same settings but for [local]; who differs is refused, and told where.
+
+    If checkpoints of this run are found, training goes on from the newest one that is whole. --fresh begins anew;
+    where that would overwrite some, it needs --force.
 
     Try:
 
@@ -37,12 +47,23 @@ def train(
     """
     config = load(run_toml, set_ or [])
     token = run_token(token_file)
+    with ended_in_time():
+        _train(config, token, wait, fresh=fresh, force=force)
+    return 0
+
+
+def _train(config: RunConfig, token: bytes, wait_s: float, *, fresh: bool, force: bool) -> None:
     # torch takes seconds to import; mistakes above are told at once
-    from atoll.train.build import default_peer_name, run_folder, run_peer
+    from atoll.checkpoint.begin import give_up
+    from atoll.train.build import default_peer_name, keeping, run_folder, run_peer
 
     local = config.local.model_copy(update={"peer": config.local.peer or default_peer_name()})
     config = config.model_copy(update={"local": local})
+    if fresh:
+        kept = keeping(config)
+        give_up(kept.path, force=force, remote=kept.remote)
     write_resolved(config, run_folder(config) / f"{local.peer}.toml")
     log.to_stderr("WARNING")
-    run_peer(config, token=token, wait_s=wait, sinks=[EventPrinter(Console(highlight=False))])
-    return 0
+    console = Console(highlight=False)
+    sinks = [JoinLinePrinter(console, local.coordinator), EventPrinter(console)]
+    run_peer(config, token=token, wait_s=wait_s, sinks=sinks, fresh=fresh)

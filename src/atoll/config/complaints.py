@@ -23,6 +23,8 @@ _WANTED: dict[str, str] = {
     "tuple_type": "must be a list in [ ]",
     "model_type": "must be a table",
 }
+# What says which kind of value belongs there; anything else is about a value of the right kind.
+_KINDS = {*_WANTED, "literal_error"}
 _BOUND: dict[str, tuple[str, str]] = {
     "greater_than": ("must be above", "gt"),
     "greater_than_equal": ("must be at least", "ge"),
@@ -62,8 +64,8 @@ def _one_per_place(placed: list[tuple[KeyPath, ErrorDetails]]) -> dict[KeyPath, 
     for path, error in placed:
         by_place.setdefault(path, []).append(error)
     for path, errors in list(by_place.items()):
-        if any(error["type"] not in _WANTED for error in errors):
-            by_place[path] = [error for error in errors if error["type"] not in _WANTED]
+        if any(error["type"] not in _KINDS for error in errors):
+            by_place[path] = [error for error in errors if error["type"] not in _KINDS]
         elif any(len(other) > len(path) and other[: len(path)] == path for other in by_place):
             del by_place[path]
     misspelt = {suggestion(path) for path, errors in by_place.items() if _is(errors, "extra_forbidden")}
@@ -80,8 +82,8 @@ def _is(errors: list[ErrorDetails], kind: str) -> bool:
 
 def _sentence(path: KeyPath, errors: list[ErrorDetails], layers: Layers) -> str:
     error = errors[0]
-    if error["type"] == "value_error":
-        reason = str(error.get("ctx", {}).get("error", error["msg"]))
+    reason = str(error.get("ctx", {}).get("error", error["msg"]))
+    if error["type"] == "value_error" and len(path) < 2:
         section = f"{path[0]}: " if path else ""
         return f"{_where_mentioned(path, reason, layers)}{section}{reason}"
     origin = layers.origin(path)
@@ -89,6 +91,8 @@ def _sentence(path: KeyPath, errors: list[ErrorDetails], layers: Layers) -> str:
     name = dotted(path)
     if where.startswith("--set "):
         where = "--set "
+    if error["type"] == "value_error":
+        return f"{where}{name}: {reason}"
     if error["type"] == "missing":
         return f"{where}{name} is missing: give it a value"
     shown = "" if isinstance(error["input"], dict) else f" = {toml_value(error['input'])}"
@@ -100,14 +104,12 @@ def _reason(path: KeyPath, errors: list[ErrorDetails]) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(path)
-    if kind == "literal_error":
-        return _choices(str(context["expected"]), error["input"])
     if kind == "string_pattern_mismatch":
         return "must be 1 to 64 letters, digits or any of . _ -, and begin with a letter or digit"
     if kind in _BOUND:
         words, key = _BOUND[kind]
         return f"{words} {context[key]:g}"
-    wanted = [_WANTED[each["type"]] for each in errors if each["type"] in _WANTED]
+    wanted = [_wanted(each) for each in errors if each["type"] in _KINDS]
     if wanted:
         return " or ".join([wanted[0], *(words.removeprefix("must be ") for words in wanted[1:])])
     return error["msg"][:1].lower() + error["msg"][1:]
@@ -119,10 +121,13 @@ def _unknown(path: KeyPath) -> str:
     return f"{kind}; did you mean {meant}?" if meant else f"{kind}; `atoll config show` lists all"
 
 
-def _choices(expected: str, found: Any) -> str:
-    names = re.findall(r"'([^']*)'", expected)
-    close = difflib.get_close_matches(str(found), names, n=1)
-    listed = ", ".join(f'"{name}"' for name in names[:-1]) + f' or "{names[-1]}"'
+def _wanted(error: ErrorDetails) -> str:
+    if error["type"] != "literal_error":
+        return _WANTED[error["type"]]
+    names = re.findall(r"'([^']*)'", str(error.get("ctx", {})["expected"]))
+    close = difflib.get_close_matches(str(error["input"]), names, n=1)
+    *others, last = (f'"{name}"' for name in names)
+    listed = f"{', '.join(others)} or {last}" if others else last
     return f"must be {listed}" + (f'; did you mean "{close[0]}"?' if close else "")
 
 

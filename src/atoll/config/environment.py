@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from atoll.config.keys import dotted_names
 from atoll.config.toml_lines import KeyPath
 from atoll.errors import ConfigError, Refused
@@ -66,6 +68,21 @@ def run_token(token_file: str | Path | None = None, environ: Mapping[str, str] |
 
 def for_child(token: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """A child's environment: this one, without its Atoll settings (resolved by now), with the token."""
+    return {**for_sidecar(environ), TOKEN: token}
+
+
+def for_sidecar(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a process that needs nothing of Atoll's, least of all the token."""
     environ = os.environ if environ is None else environ
-    kept = {name: value for name, value in environ.items() if not name.startswith(_PREFIX)}
-    return {**kept, TOKEN: token}
+    return {name: value for name, value in environ.items() if not name.startswith(_PREFIX)}
+
+
+def for_writer(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of the process that writes checkpoints: without Atoll's settings and token. What an object store
+    asks for (AWS_..., GOOGLE_..., AZURE_...) stays."""
+    return for_sidecar(environ)
+
+
+def of_process(process: psutil.Process) -> dict[str, str]:
+    """The environment of another process of this user, as it was when that began: to start the like of it."""
+    return process.environ()

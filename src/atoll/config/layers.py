@@ -33,6 +33,10 @@ class Layers:
         lines = key_lines(text)
         self._merge((), parsed, {where: f"{path}:{line}" for where, line in lines.items()}, str(path))
 
+    def add_settings(self, settings: Mapping[str, Any], origin: str) -> None:
+        """A run's settings as they were received."""
+        self._merge((), dict(settings), {}, origin)
+
     def add_assignments(self, assignments: Iterable[str]) -> None:
         """`a.b=c` each. Raises ConfigError, naming all that are malformed."""
         bad = []

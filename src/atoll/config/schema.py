@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Codec = Literal["fp32", "int8"]
+from atoll.config.rates import parse_rate
+
+Topology = Literal["auto", "direct", "ring", "two-level"]
+Codec = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "stat2", "topk", "topk256"]
 
 
 class Section(BaseModel):
@@ -49,6 +52,12 @@ class ModelSection(Section):
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     tie_embeddings: bool = False
+    init_from: Annotated[
+        str,
+        Field(
+            description="folder with the start weights, as `atoll checkpoints import` writes it; empty: by seed"
+        ),
+    ] = ""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelSection:
@@ -73,6 +82,17 @@ class DataSection(Section):
             description='text files, folders, globs, .jsonl, .parquet; or "python-stdlib", the sources here',
         ),
     ] = ("python-stdlib",)
+    shards: Annotated[
+        tuple[str, ...],
+        Field(
+            description="folders, or https:// addresses, that `atoll data prep` has made; in place of sources"
+        ),
+    ] = ()
+    weights: Annotated[
+        tuple[Annotated[float, Field(gt=0)], ...],
+        Field(description="the share of each of shards in what is read; empty: by size"),
+    ] = ()
+    cache: Annotated[str, Field(description="folder for shards that are fetched; empty: ~/.cache/atoll")] = ""
     field: Annotated[str, Field(description="the text column of jsonl and parquet rows")] = "text"
     tokenizer: Annotated[
         str, Field(description='"bytes", or the path of a tokenizer.json (extra [data])')
@@ -100,6 +120,13 @@ class InnerSection(Section):
     batch_size: Annotated[int, Field(gt=0, description="sequences per peer and inner step")] = 8
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] = 50
+    rewarm_steps: Annotated[
+        int, Field(ge=0, description="a peer that joins late raises its learning rate over so many steps")
+    ] = 20
+    joiner: Annotated[
+        Literal["fresh", "donor"],
+        Field(description="a peer that joins late begins with fresh AdamW moments, or with a member's"),
+    ] = "fresh"
     decay_fraction: Annotated[
         float, Field(ge=0, le=1, description="wsd: the share of the steps that decays")
     ] = 0.2
@@ -125,7 +152,24 @@ class OuterSection(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = True
     codec: Codec = "int8"
+    error_feedback: Annotated[
+        Annotated[float, Field(ge=0, le=1)] | Literal["auto"],
+        Field(
+            description='share of what the codec dropped that is sent again; "auto": 0.95 for stat2 and topk, else 0'
+        ),
+    ] = "auto"
     weights: Literal["tokens", "equal"] = "tokens"
+    steps_by_speed: Annotated[
+        bool, Field(description="a slower peer makes fewer inner steps a round, so that nobody waits for it")
+    ] = False
+
+    @model_validator(mode="after")
+    def _weights_fit_speed(self) -> OuterSection:
+        if self.steps_by_speed and self.weights != "tokens":
+            raise ValueError(
+                'steps_by_speed = true goes with weights = "tokens": peers do different work, and count by it'
+            )
+        return self
 
     @model_validator(mode="after")
     def _stages_in_order(self) -> OuterSection:
@@ -175,6 +219,17 @@ class MembershipSection(Section):
     coordinator_lost_s: Annotated[
         float, Field(gt=0, description="peers wait so long for a lost coordinator")
     ] = 120.0
+    relearn_s: Annotated[
+        float,
+        Field(gt=0, description="if nobody holds the journal's newest version for so long: roll back"),
+    ] = 30.0
+    late: Annotated[
+        Literal["drop", "carry"],
+        Field(description="work that a round did not wait for: dropped, or part of the next update"),
+    ] = "drop"
+    lease_s: Annotated[
+        float, Field(ge=2, description="journal in etcd: a leader silent for so long may be replaced")
+    ] = 5.0
     norm_limit: Annotated[
         float, Field(gt=1, description="updates above this x the median norm are left out")
     ] = 100.0
@@ -191,7 +246,77 @@ class MembershipSection(Section):
             raise ValueError(
                 f"coordinator_lost_s = {self.coordinator_lost_s} must be above dead_s = {self.dead_s}"
             )
+        if self.relearn_s < self.dead_s:
+            raise ValueError(
+                f"relearn_s = {self.relearn_s} is below dead_s = {self.dead_s}: a run would be rolled back while who "
+                "holds its newest version may still be a member; raise it"
+            )
+        if self.stall_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"stall_s = {self.stall_s} is below 2 x heartbeat_s = {2 * self.heartbeat_s}: heartbeats tell of "
+                "progress, so every peer would count as frozen; raise it"
+            )
+        if self.vote_s < self.heartbeat_s:
+            raise ValueError(
+                f"vote_s = {self.vote_s} is below heartbeat_s = {self.heartbeat_s}: an attempt would fail before a "
+                "closed connection may be back; raise it"
+            )
+        if self.policy == "deadline" and self.grace_s >= self.ready_wait_s:
+            raise ValueError(
+                f"grace_s = {self.grace_s} must be below ready_wait_s = {self.ready_wait_s}, which closes the round "
+                "whatever the grace time is"
+            )
         return self
+
+
+class NetSection(Section):
+    """How updates travel. Topology, connections and the timeout are the coordinator's, the rest each peer's own."""
+
+    topology: Annotated[
+        Topology, Field(description='which way sums go; "auto": the fastest on the rates that were measured')
+    ] = "auto"
+    connections: Annotated[
+        Literal["auto"] | Annotated[int, Field(gt=0, le=64)],
+        Field(description='TCP connections between two peers; "auto": by rate and round trip'),
+    ] = "auto"
+    max_up: Annotated[
+        str, Field(description='the most this peer sends, e.g. "200 Mbit/s"; empty: no limit')
+    ] = ""
+    max_down: Annotated[str, Field(description="the most it takes in; empty: no limit")] = ""
+    congestion: Annotated[
+        str, Field(description='TCP congestion control of this peer, e.g. "bbr"; empty: the system\'s')
+    ] = ""
+    progress_timeout_s: Annotated[
+        float, Field(gt=0, description="in an attempt, nothing heard for so long: the link is broken")
+    ] = 5.0
+
+    @field_validator("max_up", "max_down")
+    @classmethod
+    def _is_a_rate(cls, value: str) -> str:
+        parse_rate(value)
+        return value
+
+
+class CheckpointSection(Section):
+    """Saving while training goes on. When, where remotely, and what is kept is the run's; the path is each peer's."""
+
+    path: Annotated[
+        str, Field(description="folder for this peer's checkpoints; empty: checkpoints in the run folder")
+    ] = ""
+    every_rounds: Annotated[int, Field(ge=0, description="save every n-th version; 0: by time only")] = 0
+    every_s: Annotated[
+        float, Field(ge=0, description="save with the first commit after so many seconds; 0: by rounds only")
+    ] = 300.0
+    keep_last: Annotated[int, Field(ge=1, description="how many of the newest are kept")] = 3
+    keep_every: Annotated[
+        int, Field(ge=0, description="versions that this divides are kept for good; 0: none")
+    ] = 0
+    remote: Annotated[
+        str, Field(description="object store for copies, e.g. s3://bucket/prefix; empty: none")
+    ] = ""
+    staging: Annotated[
+        str, Field(description="RAM-backed folder that the state is copied into at a save")
+    ] = "/dev/shm"
 
 
 class EvalSection(Section):
@@ -204,7 +329,9 @@ class EvalSection(Section):
 class LocalSection(Section):
     """This peer's own: not compared with others."""
 
-    coordinator: Annotated[str, Field(description="host:port")] = "127.0.0.1:7070"
+    coordinator: Annotated[
+        str, Field(description="host:port; where several may lead, all of them, separated by commas")
+    ] = "127.0.0.1:7070"
     peer: Annotated[str, Field(description="this peer's name; empty: host name and pid")] = ""
     out: Annotated[str, Field(description="folder for events, config and the final model")] = "runs"
     bind: Annotated[
@@ -237,6 +364,8 @@ class RunConfig(Section):
     inner: InnerSection = InnerSection()
     outer: OuterSection = OuterSection()
     membership: MembershipSection = MembershipSection()
+    net: NetSection = NetSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     eval: EvalSection = EvalSection()
     local: LocalSection = LocalSection()
 
@@ -245,6 +374,11 @@ class RunConfig(Section):
         if self.data.seq_len > self.model.max_seq_len:
             raise ValueError(
                 f"data.seq_len = {self.data.seq_len} is above model.max_seq_len = {self.model.max_seq_len}"
+            )
+        if self.net.progress_timeout_s >= self.membership.attempt_s:
+            raise ValueError(
+                f"net.progress_timeout_s = {self.net.progress_timeout_s} must be below membership.attempt_s = "
+                f"{self.membership.attempt_s}: a link that went silent would never be found in an attempt"
             )
         if self.local.micro_batch and self.inner.batch_size % self.local.micro_batch:
             raise ValueError(

@@ -8,14 +8,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from atoll.config.keys import dotted_names
 from atoll.config.schema import RunConfig
 
 Scalar = str | int | float | bool | None
 
-# All that changes the shared state. [membership] and [eval] do not, and the first is the coordinator's alone.
+# All that changes the shared state. [membership], [net] and [eval] do not; the first is the coordinator's alone.
 COMPARED = ("run", "model", "data", "inner", "outer")
-# Where a peer keeps its copy of the text is its own affair; that it is the same text is compared by content.
-_OWN = {"data.sources"}
+# Where a peer keeps its copy of the text or of the start weights is its own affair; that they are the same is compared
+# by content.
+_OWN = {"data.sources", "data.shards", "data.cache", "model.init_from"}
+OWN_KEYS = frozenset(
+    {*_OWN, "net.max_up", "net.max_down", "net.congestion", "checkpoint.path", "checkpoint.staging"}
+)
 
 
 def flatten(config: RunConfig) -> dict[str, Scalar]:
@@ -29,8 +34,48 @@ def flatten(config: RunConfig) -> dict[str, Scalar]:
 
 
 def nested(config: RunConfig) -> dict[str, Any]:
-    """The run's settings as a newcomer receives them: everything but `[local]`, in plain JSON types."""
-    return config.model_dump(mode="json", exclude={"local"})
+    """The run's settings as a newcomer receives them, in plain JSON types: all but what is each peer's own."""
+    return config.model_dump(
+        mode="json",
+        exclude={
+            "local": True,
+            "net": {"max_up", "max_down", "congestion"},
+            "checkpoint": {"path", "staging"},
+        },
+    )
+
+
+def is_own(key: str) -> bool:
+    """Whether `section.key` is each peer's own, not the run's."""
+    return key.startswith("local.") or key in OWN_KEYS
+
+
+def from_flat(flat: Mapping[str, Scalar]) -> dict[str, Any]:
+    """What `flatten` made flat, nested again: what a newcomer receives if the first peer defined the run.
+
+    Keys that no RUN.toml has (digests) are left out.
+    """
+    known = {name for name in dotted_names() if name.partition(".")[0] in COMPARED}
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, key, *rest = name.split(".")
+        if f"{section}.{key}" in known:
+            _put(tree, (section, key, *rest), value)
+    return _listed(tree)
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: Scalar) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value
+
+
+def _listed(value: Any) -> Any:
+    """Tables whose keys are 0, 1, 2, ... are lists."""
+    if not isinstance(value, dict):
+        return value
+    items = {key: _listed(item) for key, item in value.items()}
+    return list(items.values()) if items and all(key.isdigit() for key in items) else items
 
 
 def settings_digest(flat: Mapping[str, Scalar]) -> str:

@@ -25,6 +25,7 @@ _STATE_STYLE = {
     "lost": "red",
     "failed": "red",
     "left": "yellow",
+    "evicted": "yellow",
 }
 
 
@@ -166,13 +167,19 @@ def _round_line(newest: RoundView | None, view: View) -> Text:
         ("round ", "dim"),
         (str(newest.number), "bold"),
         (f" of {len(newest.members)} peers:", "dim"),
-        f" compute {newest.compute_s:.2f} s, wait {newest.wait_s:.2f} s, wire {newest.wire_s:.2f} s, "
-        f"apply {newest.apply_s:.2f} s, {bytes_text(newest.sent_bytes)} sent per peer",
+        f" compute {newest.compute_s:.2f} s, wait {newest.wait_s:.2f} s, wire {newest.wire_s:.2f} s"
+        f"{_plan_text(newest)}, apply {newest.apply_s:.2f} s, {bytes_text(newest.sent_bytes)} sent per peer",
     )
     if view.validations:
         text.append(f"\nvalidation loss {view.validations[-1].loss:.3f}")
         text.append(f" (at the start {view.validations[0].loss:.3f})", style="dim")
     return text
+
+
+def _plan_text(newest: RoundView) -> str:
+    """Which way the sums went, and how long it should have taken; nothing where a round's plan was not seen."""
+    plan = newest.plan
+    return f" ({plan.topology}, {plan.predicted_s:.2f} s planned)" if plan and plan.topology else ""
 
 
 def _bar(view: View, goal: Goal, now_s: float) -> Table:

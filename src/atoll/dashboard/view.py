@@ -10,7 +10,7 @@ from atoll import events
 from atoll.dashboard.words import sentence
 
 NEWS_KEPT = 6
-GONE = frozenset({"killed", "lost", "left", "done", "failed"})
+GONE = frozenset({"killed", "lost", "left", "evicted", "done", "failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,21 @@ class PeerView:
         return self.state in GONE
 
 
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """Which way a round's sums go, and the seconds predicted for it."""
+
+    round: int
+    topology: str
+    predicted_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundView:
-    """The newest committed round; seconds are the slowest member's so far heard of, bytes are one peer's."""
+    """The newest committed round; seconds are the slowest member's so far heard of, bytes are one peer's.
+
+    `plan` is None where the coordinator's events are not seen.
+    """
 
     number: int
     version: int
@@ -50,6 +62,7 @@ class RoundView:
     wire_s: float
     apply_s: float
     sent_bytes: int
+    plan: PlanView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +74,16 @@ class Validation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """`started_at_s` is the Unix time of the first inner step, None before; `peers` are sorted by name."""
+    """`started_at_s` is the Unix time of the first inner step, None before; `peers` are sorted by name. `plan` is
+    that of the newest attempt.
+    """
 
     run: str = ""
     started_at_s: float | None = None
     peers: tuple[PeerView, ...] = ()
     rounds: int = 0
     last_round: RoundView | None = None
+    plan: PlanView | None = None
     validations: tuple[Validation, ...] = ()
     news: tuple[tuple[float, str], ...] = ()
 
@@ -102,12 +118,15 @@ def _folded(view: View, wall_time_s: float, source: str, event: events.Event) ->
             return replace(view, run=run)
         case events.PeerConnected(peer=peer):
             return _with_peer(view, peer, state="connected")
+        case events.PeerCatchingUp(peer=peer):
+            return _with_peer(view, peer, state="catching up")
         case events.PeerJoined(peer=peer):
             return _with_peer(view, peer, state="joined")
         case events.TrainingStep():
             return _after_step(view, wall_time_s, source, event)
-        case events.AttemptStarted(members=members):
-            return _with_states(view, members, "syncing")
+        case events.AttemptStarted(members=members, topology=topology, predicted_s=predicted_s):
+            plan = PlanView(_round_of(event.op), topology, predicted_s)
+            return replace(_with_states(view, members, "syncing"), plan=plan)
         case events.RoundApplied():
             return _after_round(view, source, event)
         case events.AnchorEvaluated(step=step, version=version, val_loss=loss):
@@ -116,11 +135,19 @@ def _folded(view: View, wall_time_s: float, source: str, event: events.Event) ->
             return _with_peer(view, peer, state="killed")
         case events.PeerLost(peer=peer):
             return _with_peer(view, peer, state="killed" if view.peer(peer).state == "killed" else "lost")
+        case events.PeerEvicted(peer=peer):
+            return _with_peer(view, peer, state="evicted")
         case events.PeerLeft(peer=peer):
             return _with_peer(view, peer, state="done" if view.peer(peer).state == "done" else "left")
         case events.RunEnded(exit_code=code) if source in {peer.name for peer in view.peers}:
-            return _with_peer(view, source, state="failed" if code else "done")
+            evicted = view.peer(source).state == "evicted"
+            return view if evicted else _with_peer(view, source, state="failed" if code else "done")
     return view
+
+
+def _round_of(op: str) -> int:
+    """Of an op id as events spell it: `t1/r7/f0/a0`."""
+    return int(op.split("/")[1][1:]) if op.count("/") > 1 else 0
 
 
 def _after_step(view: View, wall_time_s: float, source: str, event: events.TrainingStep) -> View:
@@ -147,6 +174,7 @@ def _after_round(view: View, source: str, event: events.RoundApplied) -> View:
         wire_s=max(event.encode_s + event.wire_s, same.wire_s if same else 0.0),
         apply_s=max(event.vote_s + event.apply_s, same.apply_s if same else 0.0),
         sent_bytes=event.sent_bytes,
+        plan=view.plan if view.plan is not None and view.plan.round == event.round else None,
     )
     return replace(view, last_round=last_round, rounds=view.rounds + (same is None))
 

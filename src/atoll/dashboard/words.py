@@ -11,16 +11,44 @@ def sentence(source: str, event: events.Event) -> str | None:
         case events.CoordinatorListening(address=address, term=term, restarted=restarted):
             again = f" again, term {term}" if restarted else ""
             return f"coordinator listens on {address}{again}"
+        case events.CoordinatorStoodBy(address=address, leader=leader):
+            return f"coordinator {address} stands by: {leader} leads"
+        case events.CoordinatorSteppedDown(reason=reason):
+            return f"coordinator leads no more: {reason}"
         case events.PeerJoined(peer=peer, members=members):
             return f"{peer} joined ({counted(len(members), 'peer')})"
+        case events.PeerCatchingUp(reason=reason):
+            return reason
+        case events.CaughtUp(version=version, received_bytes=received_bytes, seconds=seconds):
+            return (
+                f"{source} caught up with version {version}: {bytes_text(received_bytes)} in {seconds:.1f} s"
+            )
+        case events.InnerStateTaken(donor=donor, size_bytes=size_bytes):
+            return f"{source} begins with {donor}'s inner optimizer state: {bytes_text(size_bytes)}"
+        case events.InnerStateMissed(reason=reason):
+            return f"{source} begins with a fresh inner optimizer: {reason}"
+        case events.VersionLearned(reason=reason):
+            return reason
         case events.PeerRefused(peer=peer, reason=reason):
             return f"{peer} was refused: {reason}"
         case events.PeerKilled(peer=peer, signal=signal):
             return f"{peer} was killed ({signal}), on purpose"
+        case events.FaultPlayed(kind="stop", peer=peer, seconds=seconds):
+            return f"{peer} was stopped for {seconds:.1f} s, on purpose"
+        case events.FaultPlayed(kind="leave", peer=peer):
+            return f"{peer} was asked to leave, on purpose"
+        case events.FaultPlayed(kind="join", peer=peer):
+            return f"{peer} was started, on purpose"
         case events.PeerLost(peer=peer, reason=reason, members=members):
             return f"lost {peer}: {reason} ({counted(len(members), 'peer')} left)"
         case events.PeerLeft(peer=peer, reason=reason):
             return f"{peer} left: {reason}"
+        case events.PeerAskedToLeave(peer=peer, reason=reason):
+            return f"{peer}: {reason}"
+        case events.PeerEvicted(peer=peer, reason=reason, for_s=for_s):
+            return f"{peer} was evicted {duration_text(for_s)}: {reason}"
+        case events.RunStopped(reason=reason):
+            return reason
         case events.PeerLeftOut(peer=peer, round=number, reason=reason):
             return f"{peer} was left out of round {number}: {reason}"
         case events.AttemptFailed(op=op, reason=reason):
@@ -33,6 +61,24 @@ def sentence(source: str, event: events.Event) -> str | None:
             return f"{source} skipped {counted(count, 'row')} of {path}, e.g. {example}"
         case events.ModelSaved(path=path):
             return f"{source} saved the model: {path}"
+        case events.CheckpointSaved(version=version, path=path, still_s=still_s):
+            return (
+                f"{source} saved version {version} (training stood still for {1000 * still_s:.0f} ms): {path}"
+            )
+        case events.CheckpointUploaded(version=version, address=address, shared=True, seconds=seconds):
+            return f"{source} brought version {version} to {address} in {seconds:.1f} s"
+        case events.CheckpointFetched(version=version, address=address, seconds=seconds):
+            return f"{source} fetched version {version} from {address} in {seconds:.1f} s"
+        case events.CheckpointSkipped(version=version, reason=reason):
+            return f"{source} does not save version {version}: {reason}"
+        case events.CheckpointFailed(version=version, reason=reason, number=1):
+            return f"{source} could not save version {version}, and trains on: {reason}"
+        case events.CheckpointsCounted(saved=saved, skipped=skipped, failed=failed) if skipped or failed:
+            return f"{source}: {counted(saved, 'checkpoint')} saved, {skipped} skipped, {failed} failed"
+        case events.CheckpointDamaged(version=version, reason=reason):
+            return f"{source} does not use the checkpoint of version {version}: {reason}"
+        case events.Resumed(version=version, step=step, path=path, remarks=remarks):
+            return "; ".join((f"{source} goes on from version {version}, step {step}: {path}", *remarks))
         case events.RunEnded(reason=reason, exit_code=code):
             return f"{source} ended: {reason}" + (f" (exit {code})" if code else "")
         case events.RoundApplied():
@@ -71,6 +117,11 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def duration_text(seconds: float) -> str:
+    """How long an id is refused: `for 600 s`; 0: `until the run ends`."""
+    return f"for {seconds:g} s" if seconds else "until the run ends"
 
 
 def number_text(count: float) -> str:

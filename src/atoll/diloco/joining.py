@@ -9,11 +9,18 @@ from pathlib import Path
 
 import torch
 
+from atoll.checkpoint.saver import Keeping
 from atoll.config.environment import run_token
+from atoll.config.rates import parse_rate
+from atoll.diloco.exchange import Shelf
+from atoll.diloco.safekeeping import Safekeeping
 from atoll.diloco.session import EngineSlot, Session
+from atoll.errors import ConfigError
 from atoll.events import EventLog, JsonLinesSink, RunStarted, Sink
 from atoll.membership.client import Member
 from atoll.network.addresses import EngineAddress, engine_address
+from atoll.network.line import Line
+from atoll.signals import leave_politely
 from atoll.state.tensors import ModelTensors
 
 
@@ -30,15 +37,28 @@ def join(
     bind: str = "",
     port: int = 0,
     advertise: str = "",
+    max_up: str = "",
+    max_down: str = "",
     out: str | Path | None = "runs",
+    checkpoints: str | Path | Keeping | None = None,
+    fresh: bool = False,
 ) -> Session:
     """Take a seat in a run: connect to the coordinator at `address` ("host:port") and prove the run's token.
 
+    Where several coordinators may lead, `address` names them all, separated by commas: "east:7070,west:7070".
     The token comes from `token_file` or the environment (ATOLL_TOKEN, ATOLL_TOKEN_FILE), never from an argument.
     `steps` is the run's length in inner steps (None: until the data ends). `peer` is this peer's name in the run
     (default: host name and pid). `wait_s` waits for a coordinator that is not up yet. `bind`, `port` and `advertise`
     are the engine's own address (default: loopback for a coordinator on loopback, else every interface and the one
-    that reaches the coordinator). Events go to `out/<run>/<peer>.jsonl`; None writes none.
+    that reaches the coordinator). `max_up` and `max_down` cap what it moves ("200 Mbit/s"; "": no limit). Events go to
+    `out/<run>/<peer>.jsonl`; None writes none.
+
+    `checkpoints` is a folder: versions that the coordinator names are saved there while training goes on, and the
+    newest is gone on from when the optimizer is made, unless `fresh`. Saves are taken in `session.safe_point()`, which
+    `session.batches` calls; `session.hold` adds what else belongs to the state (a GradScaler, a sampler).
+
+    While the session is open, SIGTERM ends the program as politely as Ctrl-C does, by an exception (`atoll.signals`);
+    handlers of the program's own stay in place.
 
     Blocks until connected. Raises Refused, Unreachable (within about 15 s, or `wait_s`), or ConfigError.
     """
@@ -52,7 +72,11 @@ def join(
         total_steps=steps,
         wait_s=wait_s,
         engine=engine_address(address, bind, port, advertise),
+        line=Line(_rate("max_up", max_up), _rate("max_down", max_down)),
         out=Path(out) / run if out is not None else None,
+        keeping=Keeping(Path(checkpoints)) if isinstance(checkpoints, str | Path) else checkpoints,
+        fresh=fresh,
+        model=model,
     )
 
 
@@ -68,8 +92,13 @@ def open_session(
     inner: torch.optim.Optimizer | None = None,
     total_steps: int | None = None,
     wait_s: float = 0.0,
+    line: Line | None = None,
+    shelf: Shelf | None = None,
     settings_digest: str = "",
     sinks: Sequence[Sink] = (),
+    keeping: Keeping | None = None,
+    fresh: bool = False,
+    model: torch.nn.Module | None = None,
 ) -> Session:
     """`join` with everything spelled out: connects, and opens the event file `out/<peer>.jsonl`."""
     slot = EngineSlot()
@@ -80,8 +109,10 @@ def open_session(
         token=token,
         on_abort=slot.abort,
         on_session_key=slot.renew_key,
+        on_serve=slot.serve,
         wait_s=wait_s,
     )
+    manners = leave_politely(member.leave_for)
     file: JsonLinesSink | None = None
     try:
         admission = member.connect()
@@ -92,6 +123,7 @@ def open_session(
         member.close()
         if file is not None:
             file.close()
+        manners.close()
         raise
     return Session(
         run=run,
@@ -104,8 +136,20 @@ def open_session(
         inner=inner,
         total_steps=total_steps,
         events=events,
+        line=line,
+        shelf=shelf or Shelf(fallback=out) if out is not None else shelf,
+        safekeeping=Safekeeping(keeping, run=run, peer=peer, emit=events.emit, fresh=fresh),
+        model=model,
+        manners=manners,
         close_sinks=file.close if file else (lambda: None),
     )
+
+
+def _rate(name: str, text: str) -> int:
+    try:
+        return parse_rate(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def default_peer_name() -> str:

@@ -20,14 +20,15 @@ from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
 from atoll.errors import ConfigError
 from atoll.membership.messages import Scalar
+from atoll.state.feedback import Share
 from atoll.state.tensors import ModelTensors
+from atoll.values import CODECS
 
 InnerSpec = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
 Stages = Sequence[tuple[int, int]]
 
 # OpenDiLoCo's and hivemind's names for codecs, and ours.
 _CODEC_NAMES = {"none": "fp32", "uniform8bit": "int8", "blockwise8bit": "int8"}
-_CODECS = ("fp32", "int8")
 
 
 class DiLoCoOptimizer(torch.optim.Optimizer):
@@ -47,7 +48,11 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
         momentum: float = 0.9,
         nesterov: bool = True,
         codec: str | None = None,
+        error_feedback: Share = "auto",
         weights: str = "tokens",
+        steps_by_speed: bool = False,
+        late: str = "drop",
+        joiner: str = "fresh",
         settings: Mapping[str, Scalar] | None = None,
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         params: Iterable[Any] | None = None,
@@ -68,8 +73,12 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
         `inner_steps` is the round length, or rows of (until step, inner steps) whose last row lasts to the end; all
         rows but the last only average. `inner_optimizer` and `outer_optimizer` may be instances or factories; the
         outer one must be a torch.optim.SGD without weight decay, whose numbers are taken over by Atoll's own kernel
-        (other optimizers differ in the last bit between processors). `weights` is "tokens" or "equal". `settings`
-        are further values on which all peers must agree (a tokenizer's name, say).
+        (other optimizers differ in the last bit between processors). `error_feedback` is the share of what the codec
+        dropped that is sent again ("auto": 0.95 for stat2 and topk, else 0). `weights` is "tokens" or "equal".
+        `steps_by_speed` gives slower peers fewer inner steps a round, so that nobody waits for them.
+        `late` says what becomes of work that a round did not wait for: "drop", or "carry" it into the next update.
+        `joiner` says what inner optimizer state a peer begins with that comes late: a "fresh" one, or a copy of a
+        "donor"'s. `settings` are further values on which all peers must agree (a tokenizer's name, say).
 
         Raises Refused (naming the first difference), Unreachable, QuorumLost, or ConfigError.
         """
@@ -91,7 +100,11 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
                 outer=_outer_numbers(outer_optimizer) or (lr, momentum, nesterov),
                 rounds=num_inner_steps if inner_steps is None else inner_steps,
                 codec=_codec(codec or grad_compression or "int8"),
+                error_feedback=error_feedback,
                 weights=weights,
+                steps_by_speed=steps_by_speed,
+                late=late,
+                joiner=joiner,
                 settings=settings or {},
                 named=_named(params) if params is not None else None,
             )
@@ -111,7 +124,11 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
         outer: tuple[float, float, bool],
         rounds: int | Stages | None,
         codec: str,
+        error_feedback: Share,
         weights: str,
+        steps_by_speed: bool,
+        late: str,
+        joiner: str,
         settings: Mapping[str, Scalar],
         named: list[tuple[str, torch.Tensor]] | None,
     ) -> None:
@@ -121,12 +138,25 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
         stages = [(0, 100 if rounds is None else rounds)] if isinstance(rounds, int | None) else list(rounds)
         if weights not in ("tokens", "equal"):
             raise ConfigError(f'weights = {weights!r}: choose "tokens" or "equal"')
+        if steps_by_speed and weights != "tokens":
+            raise ConfigError(
+                'steps_by_speed goes with weights = "tokens": peers do different work, and count by it'
+            )
+        if late not in ("drop", "carry"):
+            raise ConfigError(f'late = {late!r}: choose "drop" or "carry"')
+        if joiner not in ("fresh", "donor"):
+            raise ConfigError(f'joiner = {joiner!r}: choose "fresh" or "donor"')
         for name, value in (("inner_steps", min(n for _, n in stages)), ("lr", outer[0])):
             if value <= 0:
                 raise ConfigError(f"outer.{name} is {value}; it must be above 0")
+        if error_feedback != "auto" and not 0 <= error_feedback <= 1:
+            raise ConfigError(f'outer.error_feedback is {error_feedback}; it must be from 0 to 1, or "auto"')
         self._loop = session.open_rounds(
             OuterSchedule.of([(*row, None, None) for row in stages], *outer, total_steps=session.total_steps),
             codec=codec,
+            error_feedback=error_feedback,
+            late=late,
+            joiner=joiner,
             settings={
                 "run.steps": session.total_steps,
                 "outer.inner_steps": ",".join(f"{until}:{steps}" for until, steps in stages),
@@ -134,7 +164,10 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
                 "outer.momentum": outer[1],
                 "outer.nesterov": outer[2],
                 "outer.codec": codec,
+                "outer.error_feedback": error_feedback,
                 "outer.weights": weights,
+                "outer.steps_by_speed": steps_by_speed,
+                "inner.joiner": joiner,
                 **settings,
             },
             tensors=ModelTensors(named) if named is not None else None,
@@ -186,12 +219,14 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """Inner optimizer, anchor, outer momentum and position; with the model's own state_dict, a resumable whole."""
-        state = self._loop.state
+        """Inner optimizer, anchor, outer momentum, residual and position; with the model's own state_dict, a resumable
+        whole."""
+        state, residual = self._loop.state, self._loop.feedback.residual
         return {
             "inner": self.inner_optimizer.state_dict(),
             "anchor": torch.from_numpy(state.anchor).clone(),
             "velocity": torch.from_numpy(state.velocity).clone(),
+            "residual": torch.from_numpy(residual).clone() if residual is not None else None,
             "version": state.version,
             "round": state.round,
             "step": state.step,
@@ -213,6 +248,8 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
         self._share_inner()
         state.anchor[:] = state_dict["anchor"].numpy()
         state.velocity[:] = state_dict["velocity"].numpy()
+        if self._loop.feedback.residual is not None and state_dict["residual"] is not None:
+            self._loop.feedback.residual[:] = state_dict["residual"].numpy()
         self._loop.steps_in_round = state_dict["steps_in_round"]
         self._loop.work.steps, self._loop.work.tokens = state_dict["work"]
         if self.scheduler is not None and state_dict["scheduler"] is not None:
@@ -311,10 +348,8 @@ def _outer_numbers(spec: InnerSpec | None) -> tuple[float, float, bool] | None:
 
 def _codec(name: str) -> str:
     found = _CODEC_NAMES.get(name, name)
-    if found not in _CODECS:
-        raise ConfigError(
-            f"codec {name!r} is not known; choose one of {', '.join((*_CODECS, *_CODEC_NAMES))}"
-        )
+    if found not in CODECS:
+        raise ConfigError(f"codec {name!r} is not known; choose one of {', '.join((*CODECS, *_CODEC_NAMES))}")
     return found
 
 

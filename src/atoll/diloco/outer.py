@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.diloco.schedule import RoundShape
+from atoll.kernels import Table
 
 Floats = NDArray[np.float32]
 
@@ -22,6 +23,7 @@ class OuterState:
         self.version = 0
         self.round = 0
         self.step = 0
+        self._tables: tuple[int, list[Table]] = (-1, [])
 
     def commit(self, mean: Floats, shape: RoundShape) -> None:
         """Take the outer step on the mean pseudo-gradient: Nesterov as torch.optim.SGD defines it, in our own kernel
@@ -39,7 +41,14 @@ class OuterState:
     def digest(self) -> str:
         """SHA-256 over the digest tables of anchor and momentum: equal on all members that hold this version."""
         tables = [kernels.digest_pieces(values, 0, kernels.PIECE) for values in (self.anchor, self.velocity)]
+        self._tables = (self.version, tables)
         return kernels.state_digest(tables)
+
+    @property
+    def tables(self) -> list[Table] | None:
+        """The digest tables of this version, anchor first, as they were last computed; None if they were not."""
+        version, tables = self._tables
+        return tables if version == self.version else None
 
     def _pass_round(self, shape: RoundShape) -> None:
         self.round += 1

@@ -15,6 +15,7 @@ from atoll.diloco.round import RoundReport, Rounds, Work
 from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.errors import Diverged, QuorumLost
 from atoll.events import Event, RoundApplied
+from atoll.state.feedback import ErrorFeedback
 from atoll.state.tensors import ModelTensors
 
 
@@ -32,16 +33,25 @@ class OuterLoop:
         freeze_requested: Callable[[int], bool],
         progress: Callable[[int], None],
         emit: Callable[[Event], None],
+        missed: Callable[[], bool] = lambda: False,
+        catch_up: Callable[[OuterState], object] = lambda state: None,
+        carry: bool = False,
     ) -> None:
+        """`missed` says whether the run went on without this peer; `catch_up` brings the state to the newest version,
+        however long that takes. With `carry`, work that the run did not wait for is not dropped, but part of the next
+        update."""
         self.state = state
         self.schedule = schedule
         self.work = Work()
         self.ended = ""
         self._tensors, self._rounds, self._clock = tensors, rounds, clock
         self._freeze_requested, self._progress, self._emit = freeze_requested, progress, emit
+        self._missed, self._catch_up, self._carry = missed, catch_up, carry
         self._delta = np.empty_like(state.anchor)
+        self.last_commit: RoundReport | None = None
         self._steps_in_round = 0
         self._shape = schedule.round_at(state.step)
+        self._own_steps = self._shape.inner_steps
         self._started_s = clock.now_s()
         self.on_reset: Callable[[], None] = lambda: None
         self.on_jump: Callable[[], None] = lambda: None
@@ -52,9 +62,20 @@ class OuterLoop:
         return self.state.step + min(self._steps_in_round, self._shape.inner_steps)
 
     @property
+    def feedback(self) -> ErrorFeedback:
+        """What the codec dropped so far, and what is owed of it."""
+        return self._rounds.feedback
+
+    @property
     def round_shape(self) -> RoundShape:
         """The round that is under way."""
         return self._shape
+
+    @property
+    def own_steps(self) -> int:
+        """How many inner steps this peer makes in it: fewer than the round has, if it is slower than others and the
+        run goes by speed."""
+        return self._own_steps
 
     @property
     def steps_in_round(self) -> int:
@@ -63,8 +84,7 @@ class OuterLoop:
 
     @steps_in_round.setter
     def steps_in_round(self, steps: int) -> None:
-        self._steps_in_round = steps
-        self._shape = self.schedule.round_at(self.state.step)
+        self._begin_round(steps_made=steps)
 
     def finished(self) -> bool:
         return bool(self.ended) or self.schedule.finished(self.state.step)
@@ -80,16 +100,26 @@ class OuterLoop:
         self.work.positions = positions
         self._steps_in_round += 1
         self._progress(self.run_step)
-        if self._steps_in_round >= self._shape.inner_steps or self._freeze_requested(self.state.round + 1):
+        self._rounds.onlooker.stage_if_due(self.state)
+        if self._missed():
+            self.work.train_s += self._clock.now_s() - self._started_s
+            self.catch_up()
+            return None
+        if self._steps_in_round >= self._own_steps or self._freeze_requested(self.state.round + 1):
             return self.finish_round()
         return None
 
     def finish_round(self) -> RoundReport:
-        """End the round now, with the steps made so far (none: this peer only receives). Blocks until its verdict."""
+        """End the round now, with the steps made so far (none: this peer only receives). Blocks until its verdict; if
+        the run went on without this peer, until it has caught up (then the report says `missed`)."""
         compute_s = self._clock.now_s() - self._started_s
         early = self._steps_in_round < self._shape.inner_steps
+        self.work.train_s += compute_s
         self._tensors.subtract_from(self.state.anchor, self._delta)
         report = self._rounds.run(self._delta, self.work)
+        if report.missed:
+            self.catch_up()
+            return report
         if self.work.steps and self.work.bad_losses == self.work.steps:
             raise Diverged(
                 f"none of the {self.work.steps} inner steps since version {report.version} had a finite loss; "
@@ -105,6 +135,8 @@ class OuterLoop:
             self.on_reset()
         report.phases.apply_s += self._clock.now_s() - adopting_s
         self._record(report, compute_s)
+        if report.committed:
+            self.last_commit = report
         if report.committed or report.left_out:
             self.work = Work()
         if lost and not report.ends:
@@ -112,14 +144,40 @@ class OuterLoop:
                 f"the run's last round was not committed, so its steps since version {self.state.version} are not in "
                 f"the model: {report.reason}"
             )
-        self._steps_in_round = 0
-        if not self.finished():
-            self._shape = self.schedule.round_at(self.state.step)
+        self._begin_round(own_steps=report.next_steps)
         if early:
             self.on_jump()
         self._progress(self.run_step)
         self._started_s = self._clock.now_s()
         return report
+
+    def catch_up(self) -> None:
+        """The run went on without this peer: fetch what it lacks, and begin anew from the newest anchor.
+
+        Its steps since the last commit are dropped. With `carry` they are kept while nothing but commits was missed:
+        local weights move as the anchor did, so the next update spans both (late = carry).
+        """
+        before = self.state.anchor.copy() if self._carry and self.work.steps else None
+        version = self.state.version
+        self._catch_up(self.state)
+        if before is not None and self.state.version > version:
+            local = self._tensors.read()
+            local += self.state.anchor - before
+            self._tensors.write(local)
+        else:
+            self._tensors.write(self.state.anchor)
+            self.work = Work()
+        self._begin_round()
+        self.on_jump()
+        self._progress(self.run_step)
+        self._started_s = self._clock.now_s()
+
+    def _begin_round(self, steps_made: int = 0, own_steps: int = 0) -> None:
+        """`own_steps` 0: as many as the schedule says."""
+        self._steps_in_round = steps_made
+        if not self.finished():
+            self._shape = self.schedule.round_at(self.state.step)
+        self._own_steps = min(own_steps or self._shape.inner_steps, self._shape.inner_steps)
 
     def _record(self, report: RoundReport, compute_s: float) -> None:
         phases = report.phases

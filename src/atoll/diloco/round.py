@@ -1,8 +1,9 @@
 """One round as a transaction: freeze, reduce, vote, then commit or abort.
 
 The update is encoded once; every attempt sends those bytes. Above the commit line nothing that must survive has
-changed, so an aborted attempt costs nothing. Below it every member does the same arithmetic on the same bytes. A peer
-never steps on an unknown verdict: it waits, for a bounded time, and then leaves.
+changed, so an aborted attempt costs nothing. Below it every member does the same arithmetic on the same bytes, and a
+contributor keeps what its bytes did not carry (`state.feedback`). A peer never steps on an unknown verdict: it waits,
+for a bounded time, and then leaves. If the run went on without it, it is told to catch up instead of a verdict.
 """
 
 from __future__ import annotations
@@ -16,22 +17,42 @@ import numpy as np
 
 from atoll import kernels
 from atoll.clock import Clock
+from atoll.codecs.views import is_plain, value_view, wire_view
 from atoll.comm.base import Communicator
 from atoll.diloco.outer import Floats, OuterState
 from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.errors import Diverged, QuorumLost
-from atoll.membership.messages import Applied, Ready, Verdict, Vote
+from atoll.kernels import Bytes
+from atoll.membership.messages import Applied, CatchUp, Ready, Verdict, Vote
 from atoll.plan.grid import Grid
-from atoll.values import OpId, Plan, TransferStats
+from atoll.recovery.update import Update
+from atoll.state.feedback import ErrorFeedback
+from atoll.values import LinkRate, OpId, Plan, TransferStats
 
 _SLICE_S = 0.5
+
+
+class Onlooker(Protocol):
+    """Who has to know what a round does (`diloco.exchange.Exchange`): it serves those who catch up."""
+
+    def yield_to_round(self, moving: bool) -> None: ...
+    def keep(self, update: Update, data: Bytes) -> None: ...
+    def stage_if_due(self, state: OuterState) -> None: ...
+
+
+class Nobody:
+    """An onlooker for runs in one process."""
+
+    def yield_to_round(self, moving: bool) -> None: ...
+    def keep(self, update: Update, data: Bytes) -> None: ...
+    def stage_if_due(self, state: OuterState) -> None: ...
 
 
 class MemberPort(Protocol):
     """What a round needs of membership (`membership.client.Member`, or a stand-in in tests)."""
 
     def ready(self, message: Ready) -> None: ...
-    def next_order(self, timeout_s: float) -> Plan | Verdict | None: ...
+    def next_order(self, timeout_s: float) -> Plan | Verdict | CatchUp | None: ...
     def vote(self, message: Vote) -> None: ...
     def applied(self, message: Applied) -> None: ...
 
@@ -45,6 +66,7 @@ class Work:
     loss_sum: float = 0.0
     losses: int = 0
     bad_losses: int = 0
+    train_s: float = 0.0
     positions: tuple[tuple[int, int], ...] = ()
 
     def add(self, tokens: int, loss: float | None) -> None:
@@ -74,7 +96,9 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """How a round ended. If not `committed`, the anchor is unchanged and the next update covers this round too."""
+    """How a round ended. If not `committed`, the anchor is unchanged and the next update covers this round too; unless
+    the run went on without this peer (`missed`): then its state has to be fetched. `saves` if its version is to be a
+    checkpoint, which `uploader` brings to the remote place; `term` is the verdict's."""
 
     committed: bool
     round: int
@@ -92,6 +116,14 @@ class RoundReport:
     received_bytes: int
     attempts: int
     phases: Phases = field(default_factory=Phases)
+    missed: bool = False
+    weights: dict[str, int] = field(default_factory=dict)
+    links: tuple[LinkRate, ...] = ()
+    next_steps: int = 0
+    """This peer's inner steps in the next round; 0: the schedule's."""
+    saves: bool = False
+    uploader: str = ""
+    term: int = 0
 
 
 class Rounds:
@@ -109,16 +141,25 @@ class Rounds:
         codec: str,
         clock: Clock,
         patience_s: float,
+        beta: float = 0.0,
         beat: Callable[[str], None] = lambda phase: None,
+        onlooker: Onlooker | None = None,
     ) -> None:
-        """`patience_s` bounds the whole wait from freeze to verdict; `beat` is told the phase, for heartbeats."""
+        """`patience_s` bounds the whole wait from freeze to verdict; `beta` is the share of error feedback; `beat` is
+        told the phase, for heartbeats; `onlooker` what moves and what is committed."""
         self._peer, self._member, self._comm, self._state = peer, member, comm, state
         self._schedule = schedule
         self._grid, self._codec, self._clock, self._patience_s = grid, codec, clock, patience_s
         self._beat = beat
-        self._contribution = np.empty(grid.wire_bytes(codec), dtype=np.uint8)
-        self._result = np.empty_like(self._contribution)
-        self._mean: Floats = np.empty(grid.numel, dtype=np.float32)
+        self.onlooker = onlooker or Nobody()
+        self.feedback = ErrorFeedback(codec, grid.boundaries, beta)
+        self._result = np.empty(grid.wire_bytes(codec), dtype=np.uint8)
+        if is_plain(codec):  # the vectors themselves are what moves
+            self._contribution = self._result[:0]
+            self._mean: Floats = value_view(self._result)
+        else:
+            self._contribution = np.empty_like(self._result)
+            self._mean = np.empty(grid.numel, dtype=np.float32)
 
     def run(self, delta: Floats, work: Work) -> RoundReport:
         """Blocks from freeze to verdict. `delta` is the pseudo-gradient (fp32, `grid.numel`); it is not changed.
@@ -134,14 +175,20 @@ class _Attempt:
 
     def __init__(self, rounds: Rounds, delta: Floats, work: Work) -> None:
         self._r = rounds
+        self._delta = delta
         self._phases = Phases()
         self._held: tuple[OpId, str] | None = None
         self._stats = TransferStats()
+        self._links: tuple[LinkRate, ...] = ()
         self._attempts = 0
         started_s = rounds._clock.now_s()
         self._norm = math.sqrt(kernels.squared_norm(delta))
-        encoded = kernels.encode(rounds._codec, rounds._grid.boundaries, delta, rounds._contribution)
-        finite = encoded and math.isfinite(self._norm)
+        finite = math.isfinite(self._norm)
+        if is_plain(rounds._codec):
+            self._contribution = wire_view(delta)
+        else:
+            self._contribution = rounds._contribution
+            finite = rounds.feedback.encode(delta, self._contribution) and finite
         self._phases.encode_s = rounds._clock.now_s() - started_s
         self._ready = Ready(
             round=rounds._state.round + 1,
@@ -152,6 +199,9 @@ class _Attempt:
             norm=self._norm if finite else 0.0,
             finite=finite,
             positions=work.positions,
+            train_s=work.train_s,
+            round_steps=_steps_after(rounds),
+            update_digest=kernels.digest_bytes(self._contribution).hex() if finite else "",
         )
 
     def run(self) -> RoundReport:
@@ -164,6 +214,7 @@ class _Attempt:
             order = r._member.next_order(_SLICE_S)
             now_s = r._clock.now_s()
             if order is None:
+                r.onlooker.stage_if_due(r._state)
                 if now_s > deadline_s:
                     raise QuorumLost(
                         f"round {r._state.round + 1} got no verdict within {r._patience_s:.0f} s; "
@@ -176,6 +227,8 @@ class _Attempt:
                 self._phases.wait_s += now_s - waiting_since_s
             if isinstance(order, Verdict):
                 return self._obey(order)
+            if isinstance(order, CatchUp):
+                return self._missed(order)
             self._reduce(order)
             waiting_since_s, voted = r._clock.now_s(), True
 
@@ -183,9 +236,14 @@ class _Attempt:
         r = self._r
         r._beat("reducing")
         contributes = any(c.peer == r._peer for c in plan.contributions)
-        report = r._comm.reduce(plan, r._grid, r._contribution if contributes else None, r._result)
+        r.onlooker.yield_to_round(True)
+        try:
+            report = r._comm.reduce(plan, r._grid, self._contribution if contributes else None, r._result)
+        finally:
+            r.onlooker.yield_to_round(False)
         self._attempts += 1
         self._stats = _added(self._stats, report.stats)
+        self._links = report.stats.links
         self._phases.wire_s += report.stats.wire_s
         digest = kernels.digest_bytes(r._result).hex() if report.ok else ""
         self._held = (plan.op, digest) if report.ok else None
@@ -210,19 +268,24 @@ class _Attempt:
         shape = r._schedule.round_at(state.step)
         if committed:
             if self._held != (verdict.op, verdict.digest):
-                raise QuorumLost(
-                    f"the run committed version {verdict.version} ({verdict.op}) without this peer; "
-                    "start it again to take part from a newer version"
+                raise Diverged(
+                    f"the run committed version {verdict.version} ({verdict.op}), for which this peer holds another "
+                    "result; start it again"
                 )
             started_s = r._clock.now_s()
-            kernels.decode(r._codec, r._grid.boundaries, r._result, r._mean)
+            if not is_plain(r._codec):
+                kernels.decode(r._codec, r._grid.boundaries, r._result, r._mean)
+            update = self._update(verdict, shape)
             # ---- commit line: from here on every member does the same arithmetic on the same bytes ----
             state.commit(r._mean, shape)
+            if not is_plain(r._codec) and any(c.peer == r._peer for c in verdict.contributions):
+                r.feedback.commit(self._delta, self._contribution)
             digest = state.digest()
             self._phases.apply_s = r._clock.now_s() - started_s
             if state.version != verdict.version:
                 raise Diverged(f"this peer is at version {state.version} after a commit of {verdict.version}")
             r._member.applied(Applied(version=state.version, digest=digest))
+            r.onlooker.keep(update, r._result)
             if not math.isfinite(kernels.squared_norm(state.anchor)):
                 raise Diverged(
                     f"the weights of version {state.version} are not finite after the outer step (lr {shape.lr:g}); "
@@ -231,6 +294,8 @@ class _Attempt:
         else:
             state.skip(shape)
             digest = self._ready.digest
+        if not self._ready.finite:
+            r.feedback.reset()
         r._beat("local")
         return RoundReport(
             committed=committed,
@@ -249,7 +314,62 @@ class _Attempt:
             received_bytes=self._stats.received_bytes,
             attempts=self._attempts,
             phases=self._phases,
+            weights={each.peer: each.weight for each in verdict.contributions},
+            links=self._links,
+            next_steps=verdict.inner_steps.get(r._peer, 0),
+            saves=verdict.saves and committed,
+            uploader=verdict.uploader,
+            term=verdict.op.term,
         )
+
+    def _update(self, verdict: Verdict, shape: RoundShape) -> Update:
+        """What the outer step is about to read, for those who were not here."""
+        r, state = self._r, self._r._state
+        return Update(
+            version=verdict.version,
+            op=verdict.op,
+            round=verdict.op.round,
+            step=state.step,
+            inner_steps=shape.inner_steps,
+            lr=shape.lr,
+            momentum=shape.momentum,
+            nesterov=shape.nesterov,
+            codec=r._codec,
+            contributions=verdict.contributions,
+            boundaries=tuple(r._grid.boundaries.tolist()),
+            wire_bytes=r._result.size,
+            result_digest=verdict.digest,
+        )
+
+    def _missed(self, order: CatchUp) -> RoundReport:
+        r, state = self._r, self._r._state
+        r._beat("catching up")
+        return RoundReport(
+            committed=False,
+            round=state.round + 1,
+            shape=r._schedule.round_at(state.step),
+            version=state.version,
+            members=(),
+            contributors=(),
+            left_out="",
+            reason=order.reason,
+            ends=False,
+            end_reason="",
+            digest=self._ready.digest,
+            delta_norm=self._norm,
+            sent_bytes=self._stats.sent_bytes,
+            received_bytes=self._stats.received_bytes,
+            attempts=self._attempts,
+            phases=self._phases,
+            missed=True,
+        )
+
+
+def _steps_after(rounds: Rounds) -> int:
+    """What the schedule has for the round after the one that ends now; 0 if that is the run's last."""
+    schedule, step = rounds._schedule, rounds._state.step
+    step += schedule.round_at(step).inner_steps
+    return 0 if schedule.finished(step) else schedule.round_at(step).inner_steps
 
 
 def _added(a: TransferStats, b: TransferStats) -> TransferStats:

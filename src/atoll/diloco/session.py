@@ -13,31 +13,48 @@ from typing import Any, TypeVar
 
 import torch
 
+from atoll.checkpoint.own_part import Stateful
 from atoll.clock import Clock, MonotonicClock
 from atoll.comm.native import NativeCommunicator
+from atoll.diloco.exchange import Exchange, Shelf
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.round import Rounds
+from atoll.diloco.safekeeping import LAST_SAVE_S, Safekeeping
 from atoll.diloco.schedule import OuterSchedule
 from atoll.errors import ConfigError
 from atoll.events import EventLog, RunEnded
 from atoll.membership.client import Admission, Member
-from atoll.membership.messages import Declare, Scalar, View
+from atoll.membership.messages import CatchUp, Declare, Scalar, View
+from atoll.mesh.elastic import ElasticDeviceMesh, PeerSet
 from atoll.network.addresses import EngineAddress
+from atoll.network.line import Line
 from atoll.plan.grid import Grid
+from atoll.signals import Manners
+from atoll.state.feedback import Share, chosen_beta
+from atoll.state.inner_state import InnerState
 from atoll.state.tensors import ModelTensors
 from atoll.values import OpId, Range, RankInfo
 
 Batch = TypeVar("Batch")
+_OWN_BYTES = 12
+"""About what a save has of a peer's own for each parameter: AdamW's two moments, and a residual."""
 MOST_ATTEMPTS = 20
 """membership.max_attempts is at most this (config.schema); the coordinator decides, peers only bound their wait."""
 
 
+_BY_SIGNAL = 128
+_HURRY_S = 0.5
+"""A peer that is told to end does not wait for its last save: the writer finishes it alone."""
+
+
 class EngineSlot:
-    """The engine, once there is one. Membership's thread tells it of aborts and of a new session key."""
+    """The engine and the exchange, once there are any. Membership's thread tells them of aborts, of a new session key,
+    and that others catch up."""
 
     def __init__(self) -> None:
         self.comm: NativeCommunicator | None = None
+        self.exchange: Exchange | None = None
 
     def abort(self, op: OpId) -> None:
         if self.comm is not None:
@@ -46,10 +63,18 @@ class EngineSlot:
     def renew_key(self, session_key: bytes) -> None:
         if self.comm is not None:
             self.comm.set_session_key(session_key)
+        if self.exchange is not None:
+            self.exchange.renew_key(session_key)
+
+    def serve(self) -> None:
+        if self.exchange is not None:
+            self.exchange.serve()
 
     def close(self) -> None:
         if self.comm is not None:
             self.comm.close()
+        if self.exchange is not None:
+            self.exchange.close()
 
 
 class Session:
@@ -68,6 +93,11 @@ class Session:
         inner: torch.optim.Optimizer | None,
         total_steps: int | None,
         events: EventLog,
+        line: Line | None = None,
+        shelf: Shelf | None = None,
+        safekeeping: Safekeeping | None = None,
+        model: torch.nn.Module | None = None,
+        manners: Manners | None = None,
         close_sinks: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
@@ -75,11 +105,17 @@ class Session:
         self.admission = admission
         self.events = events
         self._member, self._slot, self._engine, self._tensors = member, slot, engine, tensors
+        self._line, self._shelf = line or Line(), shelf or Shelf()
+        self.safekeeping = safekeeping or Safekeeping(None, run=run, peer=peer, emit=events.emit, fresh=False)
+        self._model = model
+        self._manners = manners
         self._close_sinks = close_sinks
         self._clock = clock or MonotonicClock()
         self._loop: OuterLoop | None = None
         self._followed: list[Any] = []
         self._start_members: tuple[str, ...] = ()
+        self.joined_late = False
+        self.mesh = ElasticDeviceMesh()
         self._exhausted = False
         self._closed = False
 
@@ -90,11 +126,17 @@ class Session:
         schedule: OuterSchedule,
         *,
         codec: str,
+        error_feedback: Share = "auto",
+        late: str = "drop",
+        joiner: str = "fresh",
         settings: Mapping[str, Scalar],
         tensors: ModelTensors | None = None,
         inner: torch.optim.Optimizer | None = None,
     ) -> OuterLoop:
-        """Declare the model and the settings, and wait until the run starts. Called once, by the optimizer or trainer.
+        """Declare the model and the settings, and wait until the run starts; if it is under way, catch up with it.
+        Called once, by the optimizer or trainer. `error_feedback` "auto": the codec's own share. `late` "carry": work
+        that a round did not wait for is part of the next update, not dropped. `joiner` "donor": this peer, if it comes
+        late, begins with a member's inner optimizer state, and gives its own to those who come after it.
 
         Raises Refused (naming the first difference), Unreachable, QuorumLost, or ConfigError.
         """
@@ -105,8 +147,11 @@ class Session:
             raise ConfigError("this session already has an optimizer; one session trains one model")
         self.inner = inner or self.inner
         state = OuterState(tensors.read())
+        resumed = self.safekeeping.resume(state)
         grid = Grid.of(tensors.layout.sizes)
         comm = self._open_engine()
+        give = self.inner if joiner == "donor" else None
+        exchange = self._open_exchange(grid.numel, InnerState(give, tensors) if give is not None else None)
         rounds = Rounds(
             peer=self.peer,
             member=self._member,
@@ -117,18 +162,28 @@ class Session:
             codec=codec,
             clock=self._clock,
             patience_s=_patience_s(self.admission),
-            beat=lambda phase: self._member.progress(self.step, phase),
+            beta=chosen_beta(codec, error_feedback),
+            beat=self._beat,
+            onlooker=exchange,
         )
         declared = Declare(
             layout=tensors.layout.parameters,
             settings={**settings, "model.frozen": tensors.frozen_digest()},
-            ranks=(RankInfo(self._engine.advertise, comm.port, (Range(0, grid.numel),)),),
+            ranks=(self._rank(comm.port, exchange.port, grid.numel),),
             version=state.version,
             round=state.round,
             digest=state.digest(),
             step=state.step,
+            term=self.safekeeping.term,
+            version_term=self.safekeeping.term,
         )
-        self._start_members = tuple(sorted(self._member.declare(declared).members))
+        view = self._member.declare(declared, lambda: exchange.stage_if_due(state))
+        if isinstance(view, CatchUp):
+            view = exchange.catch_up(state) if resumed else exchange.join(state)
+            self.joined_late = True
+        if resumed or self.joined_late:
+            tensors.write(state.anchor)
+        self._start_members = tuple(sorted(view.members))
         self._loop = OuterLoop(
             tensors=tensors,
             state=state,
@@ -136,25 +191,71 @@ class Session:
             schedule=schedule,
             clock=self._clock,
             freeze_requested=self._member.freeze_requested,
-            progress=lambda step: self._member.progress(step, "local"),
+            progress=lambda step: self._beat("local"),
             emit=self.events.emit,
+            missed=lambda: self._member.to_catch_up() is not None,
+            catch_up=exchange.catch_up,
+            carry=late == "carry",
         )
         self._loop.on_reset = self._reset_inner
         self._loop.on_jump = self._advance_followed
-        self._member.progress(state.step, "local")
+        self._open_safekeeping(exchange, self._loop, tensors)
+        self._beat("local")
         return self._loop
 
-    def _open_engine(self) -> NativeCommunicator:
-        self._slot.comm = comm = NativeCommunicator(
+    def _open_safekeeping(self, exchange: Exchange, loop: OuterLoop, tensors: ModelTensors) -> None:
+        self.safekeeping.open(exchange.staging, loop, tensors.layout)
+        if self.inner is not None:
+            self.safekeeping.hold_stateful("inner", self.inner)
+        feedback = loop.feedback
+        if feedback.residual is not None:
+            self.safekeeping.hold("residual", lambda: feedback.residual, feedback.restore)
+        if self._model is not None:
+            self.hold_buffers(self._model)
+
+    def _rank(self, port: int, sidecar_port: int, numel: int) -> RankInfo:
+        return RankInfo(
+            host=self._engine.advertise,
+            port=port,
+            ranges=(Range(0, numel),),
+            max_up=self._line.max_up,
+            max_down=self._line.max_down,
+            sidecar_port=sidecar_port,
+        )
+
+    def _open_exchange(self, numel: int, inner: InnerState | None) -> Exchange:
+        self._slot.exchange = Exchange(
             run=self.run,
             peer=self.peer,
-            rank=0,
-            session_key=self.admission.session_key,
+            member=self._member,
+            admission=self.admission,
             bind_host=self._engine.bind,
-            port=self._engine.port,
-            connect_timeout_s=self.admission.timeouts.connect_s,
+            shelf=self._shelf,
+            line=self._line,
+            emit=self.events.emit,
+            inner=inner,
+            own_bytes=_OWN_BYTES * numel if self.safekeeping.saves else 0,
         )
-        return comm
+        return self._slot.exchange
+
+    def _open_engine(self) -> NativeCommunicator:
+        try:
+            self._slot.comm = NativeCommunicator(
+                run=self.run,
+                peer=self.peer,
+                rank=0,
+                session_key=self.admission.session_key,
+                bind_host=self._engine.bind,
+                port=self._engine.port,
+                connect_timeout_s=self.admission.timeouts.connect_s,
+                progress_timeout_s=self.admission.timeouts.progress_timeout_s,
+                congestion=self._line.congestion,
+                max_up_bytes_per_s=self._line.max_up,
+                max_down_bytes_per_s=self._line.max_down,
+            )
+        except ValueError as error:
+            raise ConfigError(f"net.congestion: {error}") from None
+        return self._slot.comm
 
     # ---- asked by training loops ---------------------------------------------------------------------------------
 
@@ -163,6 +264,11 @@ class Session:
         if self._loop is None:
             raise ConfigError("no optimizer yet: make atoll.DiLoCoOptimizer(session, ...) first")
         return self._loop
+
+    @property
+    def took_inner_state(self) -> bool:
+        """Whether this peer came late and began with a donor's inner optimizer state."""
+        return self._slot.exchange is not None and self._slot.exchange.took_inner
 
     @property
     def step(self) -> int:
@@ -193,13 +299,36 @@ class Session:
         return self._member.view()
 
     def safe_point(self) -> tuple[str, ...]:
-        """The one line where the world may change. Raises what ended this peer's membership; returns the members."""
+        """The one line where the world may change: here a peer that the run left behind catches up, and snapshots are
+        staged for others. Raises what ended this peer's membership; returns the members."""
         self._member.check()
-        return self.members
+        if self._loop is not None and self._slot.exchange is not None:
+            self._slot.exchange.stage_if_due(self._loop.state)
+            if self._member.to_catch_up() is not None:
+                self._loop.catch_up()
+            self.safekeeping.safe_point(self._loop)
+        self._replace_peers()
+        return self.mesh.peers.ids
+
+    def _replace_peers(self) -> None:
+        last = self._loop.last_commit if self._loop is not None else None
+        self.mesh.replace_peers(
+            PeerSet(
+                ids=self.members,
+                version=self.version,
+                weights=last.weights if last else {},
+                rates=last.links if last else (),
+            )
+        )
 
     def finished(self) -> bool:
-        """True once all steps that were asked for are committed, or the run's time is over."""
-        return self._loop is not None and self._loop.finished()
+        """True once all steps that were asked for are committed, the run is over, or this peer was asked to leave."""
+        return self._loop is not None and (self._loop.finished() or bool(self.asked_to_leave))
+
+    @property
+    def asked_to_leave(self) -> str:
+        """Why an operator wishes this peer to leave (`atoll leave`), "" if none does. The others go on without it."""
+        return self._member.asked_to_leave()
 
     def follow(self, scheduler: Any) -> None:
         """Keep an inner LR scheduler at the run's step when that jumps (join, early end of a round).
@@ -208,6 +337,18 @@ class Session:
         """
         self._followed.append(scheduler)
         self._advance(scheduler, self.step)
+
+    def hold(self, name: str, each: Stateful) -> None:
+        """Save this with every checkpoint, and give it its state back now if this run goes on from one: a GradScaler,
+        a sampler, a scheduler that does not follow the run's step. Call it once the optimizer is made."""
+        self.safekeeping.hold_stateful(name, each)
+
+    def hold_buffers(self, model: torch.nn.Module) -> None:
+        """Save the model's persistent buffers: no other peer has them."""
+        saved = model.state_dict(keep_vars=True)
+        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        if buffers:
+            self.safekeeping.hold("buffers", lambda: buffers, lambda held: _copy_into(buffers, held))
 
     def batches(self, dataset: Iterable[Batch], *, shard: bool = True) -> Iterator[Batch]:
         """This peer's batches, until the run is finished or the data is exhausted.
@@ -244,9 +385,13 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        self.safekeeping.close(_HURRY_S)
+        self.mesh.close()
         self._slot.close()
         self._member.close()
         self._close_sinks()
+        if self._manners is not None:
+            self._manners.close()
 
     def __enter__(self) -> Session:
         return self
@@ -257,9 +402,14 @@ class Session:
         code = (
             0 if error is None else int(getattr(error, "exit_code", 130 if kind is KeyboardInterrupt else 1))
         )
+        if self._manners is not None:
+            self._manners.leaving()
         done, reason = (False, str(error) or type(error).__name__) if error is not None else self._goodbye()
         try:
+            if error is None and self._loop is not None and self._loop.finished():
+                self.safekeeping.finish(self._loop)
             self.leave(reason, done=done)
+            self.safekeeping.close(LAST_SAVE_S if code < _BY_SIGNAL else _HURRY_S)
             self.events.emit(RunEnded(reason=reason, exit_code=code))
         finally:
             self.close()
@@ -268,13 +418,19 @@ class Session:
 
     def _goodbye(self) -> tuple[bool, str]:
         """Whether this peer did what it was asked for, and why it leaves, when its loop ended without an error."""
-        if self._loop is not None and self._loop.ended:
-            return True, self._loop.ended
-        if self.finished():
-            return True, f"all {self.total_steps} steps are committed"
+        if self._loop is not None and self._loop.finished():
+            return True, self._loop.ended or f"all {self.total_steps} steps are committed"
+        if self.asked_to_leave:
+            return False, self.asked_to_leave
         if self._exhausted:
             return True, "its own data is exhausted"
         return self.total_steps is None, f"its loop ended at step {self.step}"
+
+    def _beat(self, phase: str) -> None:
+        """What the next heartbeats tell."""
+        loop = self._loop
+        made, of = (loop.steps_in_round, loop.own_steps) if loop else (0, 0)
+        self._member.progress(self.step, phase, made, of)
 
     def _reset_inner(self) -> None:
         if self.inner is not None:
@@ -288,6 +444,12 @@ class Session:
     def _advance(scheduler: Any, step: int) -> None:
         while scheduler.last_epoch < step:
             scheduler.step()
+
+
+def _copy_into(buffers: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in buffers.items():
+            buffer.copy_(held[name])
 
 
 def _patience_s(admission: Admission) -> float:

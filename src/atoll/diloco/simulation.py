@@ -17,7 +17,9 @@ from atoll import kernels
 from atoll.diloco.outer import OuterState
 from atoll.diloco.round import Work
 from atoll.diloco.schedule import OuterSchedule
+from atoll.kernels import Bytes, Floats
 from atoll.plan.grid import Grid
+from atoll.state.feedback import ErrorFeedback, Share, chosen_beta
 from atoll.state.tensors import ModelTensors
 
 
@@ -55,6 +57,7 @@ def simulate(
     schedule: OuterSchedule,
     *,
     codec: str = "int8",
+    error_feedback: Share = "auto",
     weights: str = "tokens",
     num_rounds: int | None = None,
     absent: Callable[[int], Sequence[int]] = lambda round_: (),
@@ -63,11 +66,14 @@ def simulate(
     """Run rounds until the schedule's last step, or `num_rounds`. Peers are in the order of their ids.
 
     All peers must start from equal weights. `absent(round)` names peers (by index) that take no part in a round and
-    are gone for its duration; their local work is discarded, as for a peer that is left out.
+    are gone for its duration; their local work is discarded, as for a peer that is left out. `error_feedback` is the
+    share of what the codec dropped that is sent again; "auto": the codec's own.
     """
     state = OuterState(peers[0].tensors.read())
     run = SimulatedRun(state)
     grid = Grid.of(peers[0].tensors.layout.sizes)
+    beta = chosen_beta(codec, error_feedback)
+    senders = [_Sender(peer.tensors, grid, codec, beta) for peer in peers]
     while not schedule.finished(state.step) and (num_rounds is None or len(run.rounds) < num_rounds):
         shape = schedule.round_at(state.step)
         works = [peer.train(shape.inner_steps, state.step) for peer in peers]
@@ -77,7 +83,10 @@ def simulate(
         divisor = math.gcd(*raw) if raw else 1
         shares = [value // divisor for value in raw]
         if counted:
-            state.commit(_mean(state, [peers[i].tensors for i in counted], shares, grid, codec), shape)
+            contributors = [senders[i] for i in counted]
+            state.commit(_mean(state, contributors, shares, grid, codec), shape)
+            for sender in contributors:
+                sender.commit()
             for peer in peers:
                 peer.tensors.write(state.anchor)
         else:
@@ -97,18 +106,30 @@ def simulate(
     return run
 
 
-def _mean(
-    state: OuterState, tensors: Sequence[ModelTensors], weights: Sequence[int], grid: Grid, codec: str
-) -> np.ndarray:
-    """The finished mean of the peers' pseudo-gradients, by the engine's own formula."""
-    contributions = []
-    delta = np.empty_like(state.anchor)
-    for one in tensors:
-        one.subtract_from(state.anchor, delta)
-        encoded = np.empty(grid.wire_bytes(codec), dtype=np.uint8)
-        if not kernels.encode(codec, grid.boundaries, delta, encoded):
+class _Sender:
+    """What a peer holds to contribute: its update, the encoded bytes, and what is owed from earlier rounds."""
+
+    def __init__(self, tensors: ModelTensors, grid: Grid, codec: str, beta: float) -> None:
+        self._tensors = tensors
+        self._feedback = ErrorFeedback(codec, grid.boundaries, beta)
+        self._delta = np.empty(grid.numel, dtype=np.float32)
+        self._data = np.empty(grid.wire_bytes(codec), dtype=np.uint8)
+
+    def encode(self, anchor: Floats) -> Bytes:
+        self._tensors.subtract_from(anchor, self._delta)
+        if not self._feedback.encode(self._delta, self._data):
             raise ValueError("a peer's update is not finite")
-        contributions.append(encoded)
+        return self._data
+
+    def commit(self) -> None:
+        self._feedback.commit(self._delta, self._data)
+
+
+def _mean(
+    state: OuterState, senders: Sequence[_Sender], weights: Sequence[int], grid: Grid, codec: str
+) -> Floats:
+    """The finished mean of the peers' pseudo-gradients, by the engine's own formula."""
+    contributions = [sender.encode(state.anchor) for sender in senders]
     finished = np.empty(grid.wire_bytes(codec), dtype=np.uint8)
     if not kernels.weighted_mean(codec, grid.boundaries, contributions, list(weights), finished):
         raise ValueError("the mean of the updates is not finite")

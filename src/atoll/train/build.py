@@ -7,19 +7,26 @@ from pathlib import Path
 
 import torch
 
+from atoll.checkpoint.remote import RemotePlace
+from atoll.checkpoint.saver import Keeping
 from atoll.clock import MonotonicClock
+from atoll.config.rates import parse_rate
 from atoll.config.schema import InnerSection, ModelSection, OuterSection, RunConfig
 from atoll.config.shared import flatten, settings_digest
-from atoll.data.corpus import Corpus, read_corpus
-from atoll.data.reader import Reader, held_out_sequences
+from atoll.data.corpus import Documents, read_corpus
+from atoll.data.opening import open_prepared, shard_cache
+from atoll.data.preparing import identity_of
+from atoll.data.reader import Positions, Reader, held_out_sequences
 from atoll.data.slots import Slots, static_assignment
 from atoll.data.tokenizer import load_tokenizer
+from atoll.diloco.exchange import Shelf
 from atoll.diloco.joining import default_peer_name, open_session
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
 from atoll.errors import ConfigError
 from atoll.events import RowsSkipped, Sink
 from atoll.network.addresses import engine_address
+from atoll.network.line import Line
 from atoll.state.tensors import ModelTensors
 from atoll.train.adamw import make_adamw
 from atoll.train.batches import Batches
@@ -31,13 +38,22 @@ from atoll.train.loop import train
 from atoll.train.lr_schedule import LRSchedule
 from atoll.train.model import LanguageModel
 from atoll.train.observer import Observer
+from atoll.train.pretrained import load_weights
 
 PIECE_SEQUENCES = 4
 """Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
 
 
-def run_peer(config: RunConfig, *, token: bytes, wait_s: float = 0.0, sinks: Sequence[Sink] = ()) -> str:
-    """Train one peer of the run that `config` describes, until it is over; returns the reason in a sentence.
+def run_peer(
+    config: RunConfig,
+    *,
+    token: bytes,
+    wait_s: float = 0.0,
+    sinks: Sequence[Sink] = (),
+    fresh: bool = False,
+) -> str:
+    """Train one peer of the run that `config` describes, until it is over; returns the reason in a sentence. It goes on
+    from the newest checkpoint that it finds, unless `fresh`.
 
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
@@ -53,11 +69,15 @@ def run_peer(config: RunConfig, *, token: bytes, wait_s: float = 0.0, sinks: Seq
         peer=local.peer or default_peer_name(),
         token=token,
         engine=engine_address(local.coordinator, local.bind, local.port, local.advertise),
+        line=Line(parse_rate(config.net.max_up), parse_rate(config.net.max_down), config.net.congestion),
         out=run_folder(config),
         total_steps=config.run.steps,
         wait_s=wait_s,
         settings_digest=settings_digest(settings),
         sinks=sinks,
+        shelf=Shelf(fallback=run_folder(config), ram=Path(config.checkpoint.staging)),
+        keeping=keeping(config),
+        fresh=fresh,
     ) as session:
         for event in skipped:
             session.events.emit(event)
@@ -66,13 +86,23 @@ def run_peer(config: RunConfig, *, token: bytes, wait_s: float = 0.0, sinks: Seq
         outer = session.open_rounds(
             outer_schedule(config.outer, config.run.steps),
             codec=config.outer.codec,
+            error_feedback=config.outer.error_feedback,
+            late=config.membership.late,
+            joiner=config.inner.joiner,
             settings=settings,
             tensors=tensors,
             inner=inner.optimizer,
         )
+        kept = session.safekeeping.has_own_part or session.took_inner_state
+        if (session.joined_late or session.version) and not kept:
+            inner.rewarm(config.inner.rewarm_steps)
+        session.hold("inner_step", inner)
+        session.hold_buffers(model)
         observer = _observer(session, model, held_out, config)
         observer.started()
         train(session, inner, _batches(session, train_part, config), outer, observer)
+        if not outer.finished():  # in the middle of a round the weights are this peer's own: nothing to save
+            return session.asked_to_leave
         path = run_folder(config) / "model.safetensors" if local.save_model else None
         observer.finished(dict(model.named_parameters()), path)
         return outer.ended or f"all {config.run.steps} steps are committed"
@@ -83,16 +113,36 @@ def run_folder(config: RunConfig) -> Path:
     return Path(config.local.out) / config.run.name
 
 
+def keeping(config: RunConfig) -> Keeping:
+    """Where this peer's checkpoints are, and how many."""
+    section = config.checkpoint
+    remote = f"{section.remote.rstrip('/')}/{config.run.name}" if section.remote else ""
+    if remote:
+        RemotePlace.at(remote)  # an address that is none, or a missing extra, is told now
+    path = Path(section.path) if section.path else run_folder(config) / "checkpoints"
+    return Keeping(
+        path,
+        section.keep_last,
+        section.keep_every,
+        remote,
+        config=llama_config(config.model).hf_config(),
+        tokenizer=config.data.tokenizer,
+    )
+
+
 def build_model(config: RunConfig) -> Llama:
     """The run's model with the run's start weights, on this peer's device."""
     _prepare_torch(config)
     model = Llama(llama_config(config.model))
-    initialize(model, config.run.seed)
+    if config.model.init_from:
+        load_weights(model, Path(config.model.init_from))
+    else:
+        initialize(model, config.run.seed)
     return model.to(config.local.device)
 
 
 def llama_config(section: ModelSection) -> LlamaConfig:
-    return LlamaConfig(**section.model_dump())
+    return LlamaConfig(**section.model_dump(exclude={"init_from"}))
 
 
 def build_inner(model: Llama, config: RunConfig) -> InnerStep:
@@ -141,24 +191,51 @@ def _prepare_torch(config: RunConfig) -> None:
         raise ConfigError(f"local.device = {config.local.device!r} can not be used here: {reason}") from None
 
 
-def cut_slots(corpus: Corpus, config: RunConfig) -> Slots:
+def cut_slots(corpus: Documents, config: RunConfig) -> Slots:
     """The training text in slots; long documents are shuffled in pieces of `PIECE_SEQUENCES` sequences."""
     piece_tokens = PIECE_SEQUENCES * config.data.seq_len
     return Slots.cut(corpus, config.data.slots, config.run.seed, piece_tokens=piece_tokens)
 
 
-def _batches(session: Session, corpus: Corpus, config: RunConfig) -> Batches:
+def _batches(session: Session, corpus: Documents, config: RunConfig) -> Batches:
     """This peer's slots: every n-th, by the order of the members' ids as the run started."""
     members = session.start_members
     slots = cut_slots(corpus, config)
     held = static_assignment(slots, members.index(session.peer), len(members))
-    return Batches(Reader(slots, held, config.data.seq_len), config.inner.batch_size)
+    reader = Reader(slots, held, config.data.seq_len)
+    _go_on_reading(session, reader)
+    return Batches(reader, config.inner.batch_size)
 
 
-def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambda event: None) -> Corpus:
+def _go_on_reading(session: Session, reader: Reader) -> None:
+    """From where the saved run stood: slots that other peers read are known as far as their parts lie here."""
+    others = session.safekeeping.others("data")
+    known = {slot: at for positions in others.values() for slot, at in positions}
+
+    def seek(own: Positions) -> None:
+        reader.seek({**known, **dict(own)}.items())
+
+    session.safekeeping.hold("data", reader.positions, seek)
+    if known and not session.safekeeping.has_own_part:
+        seek(())
+    moved = sorted(slot for slot, _ in reader.positions() if slot in known)
+    if moved:
+        session.safekeeping.remark(f"{len(moved)} data slots that other peers had begun are this peer's now")
+
+
+def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambda event: None) -> Documents:
     """The run's text as tokens. Raises ConfigError or DataError; `report` is told of rows that were skipped."""
     data = config.data
     tokenizer = load_tokenizer(data.tokenizer, config.model.vocab_size)
+    if data.shards:
+        prepared, _ = open_prepared(
+            data.shards,
+            data.weights,
+            config.run.seed,
+            identity=identity_of(data.tokenizer, tokenizer),
+            cache=shard_cache(data.cache),
+        )
+        return prepared
     corpus = read_corpus(
         data.sources, tokenizer, field=data.field, max_bad_rows=data.max_bad_rows, report=report
     )
@@ -169,7 +246,9 @@ def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambd
     return corpus
 
 
-def evaluation(model: LanguageModel, held_out: Corpus, config: RunConfig) -> tuple[Callable[[], float], int]:
+def evaluation(
+    model: LanguageModel, held_out: Documents, config: RunConfig
+) -> tuple[Callable[[], float], int]:
     """A function that gives the validation loss (nats per token) of the weights as they are, and its tokens."""
     batch = held_out_sequences(held_out, config.data.seq_len, config.eval.sequences)
     sequences = torch.cat([torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets[:, -1:])], dim=1)
@@ -181,7 +260,7 @@ def evaluation(model: LanguageModel, held_out: Corpus, config: RunConfig) -> tup
     return evaluate, batch.tokens
 
 
-def _observer(session: Session, model: Llama, held_out: Corpus, config: RunConfig) -> Observer:
+def _observer(session: Session, model: Llama, held_out: Documents, config: RunConfig) -> Observer:
     evaluate, eval_tokens = evaluation(model, held_out, config)
     return Observer(
         session,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +68,7 @@ class InnerStep:
         self.optimizer = optimizer
         self.attempted_steps = 0
         self.skipped_steps = 0
+        self._rewarms_until = self._rewarm_steps = 0
         self._schedule = schedule
         self._clip_norm = clip_norm if clip_norm > 0 else math.inf
         self._micro_batch = micro_batch
@@ -84,7 +85,7 @@ class InnerStep:
         Raises LocalError if the model was to be compiled and this machine cannot.
         """
         started = time.perf_counter()
-        lr = self._schedule(run_step)
+        lr = self._schedule(run_step) * self._rewarming()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
@@ -114,6 +115,31 @@ class InnerStep:
             skipped=not finite,
             clipped=clipped,
         )
+
+    def state_dict(self) -> dict[str, int]:
+        """What counts steps here; the optimizer has its own state."""
+        return {
+            "attempted_steps": self.attempted_steps,
+            "skipped_steps": self.skipped_steps,
+            "rewarms_until": self._rewarms_until,
+            "rewarm_steps": self._rewarm_steps,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        self.attempted_steps = state_dict["attempted_steps"]
+        self.skipped_steps = state_dict["skipped_steps"]
+        self._rewarms_until = state_dict["rewarms_until"]
+        self._rewarm_steps = state_dict["rewarm_steps"]
+
+    def rewarm(self, steps: int) -> None:
+        """The optimizer knows nothing yet of a model that is trained already: the learning rate rises over so many
+        steps to the run's own."""
+        self._rewarms_until = self.attempted_steps + steps
+        self._rewarm_steps = steps
+
+    def _rewarming(self) -> float:
+        left = self._rewarms_until - self.attempted_steps
+        return 1.0 if left <= 0 else 1 - left / (self._rewarm_steps + 1)
 
     def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Leave the gradient of the mean over all tokens in `.grad`; return that mean, on the device."""

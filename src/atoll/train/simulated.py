@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.config.schema import RunConfig
-from atoll.data.corpus import Corpus
+from atoll.data.corpus import Documents
 from atoll.data.reader import Reader
 from atoll.data.slots import static_assignment
 from atoll.diloco.round import Work
@@ -41,7 +41,7 @@ class TrainedPeer:
 def simulate_run(
     config: RunConfig,
     num_peers: int,
-    corpus: Corpus,
+    corpus: Documents,
     *,
     evaluated: Callable[[int, float], None] = lambda step, val_loss: None,
     eval_every_rounds: int = 0,
@@ -73,6 +73,7 @@ def simulate_run(
         peers,
         outer_schedule(config.outer, config.run.steps),
         codec=config.outer.codec,
+        error_feedback=config.outer.error_feedback,
         weights=config.outer.weights,
         after_round=after_round,
     )

@@ -1,0 +1,1 @@
+"""`atoll checkpoints`: looking at what runs saved, and taking models out and in."""

@@ -1,0 +1,1 @@
+"""`atoll data`: preparing text, and looking at what was prepared."""

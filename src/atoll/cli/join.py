@@ -1,0 +1,81 @@
+"""`atoll join`: take part in a run under way, or about to begin, with nothing but its join line."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from atoll import log
+from atoll.cli.join_line import JoinLinePrinter
+from atoll.cli.options import Assignments, TokenFile
+from atoll.config.dump import write_resolved
+from atoll.config.environment import run_token
+from atoll.config.load import load_joined
+from atoll.dashboard.console import EventPrinter
+from atoll.errors import ConfigError
+from atoll.signals import ended_in_time
+
+
+def join(
+    address: Annotated[str, Parameter(help="The coordinator, as the join line gives it: host:port.")],
+    /,
+    *,
+    run: Annotated[str, Parameter(help="The run's name, as the join line gives it.")],
+    set_: Assignments = None,
+    wait: Annotated[float, Parameter(help="Seconds to wait for a coordinator that is not up yet.")] = 0.0,
+    token_file: TokenFile = None,
+) -> int:
+    """Join a run: model, data, learning rate and all timeouts come from it; only [local] keys are this machine's.
+
+    If the run is under way, its newest state is fetched from other peers first; they do not wait for that. The
+    coordinator and every peer print this line, ready to paste.
+
+    Try:
+
+        ATOLL_TOKEN=... atoll join 10.0.0.5:7070 --run my-run
+        atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda --set local.peer=bern
+
+    Exit codes: as `atoll train`.
+    """
+    token = run_token(token_file)
+    with ended_in_time():
+        settings = _settings_of_run(address, run, token, wait)
+        from atoll.train.build import default_peer_name, run_folder, run_peer
+
+        config = load_joined(settings, [f"local.coordinator={address}", *(set_ or [])])
+        local = config.local.model_copy(update={"peer": config.local.peer or default_peer_name()})
+        config = config.model_copy(update={"local": local})
+        write_resolved(config, Path(run_folder(config)) / f"{local.peer}.toml")
+        log.to_stderr("WARNING")
+        console = Console(highlight=False)
+        sinks = [JoinLinePrinter(console, local.coordinator), EventPrinter(console)]
+        run_peer(config, token=token, wait_s=wait, sinks=sinks)
+    return 0
+
+
+def _settings_of_run(address: str, run: str, token: bytes, wait_s: float) -> dict[str, Any]:
+    # the client of membership takes a moment to import; a missing token is told at once
+    from atoll.membership.client import Member
+
+    asking = Member(
+        address=address,
+        run=run,
+        peer=f"newcomer-{secrets.token_hex(4)}",
+        token=token,
+        on_abort=lambda op: None,
+        wait_s=wait_s,
+    )
+    try:
+        settings = asking.connect().settings
+    finally:
+        asking.close()
+    if settings is None:
+        raise ConfigError(
+            f"run {run!r} has no settings yet: its coordinator was started without a RUN.toml, and no peer has "
+            "declared any; begin it with `atoll train RUN.toml`"
+        )
+    return settings
