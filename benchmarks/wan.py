@@ -1,0 +1,316 @@
+"""The engine on emulated wide-area networks: seconds beside the bound of each network, and their ratio.
+
+Every site is a network namespace with its own processes (tools/wanlab; needs root). Variants of a case take turns;
+those with a number of connections have processes of their own, since connections that are there are used. A turn in
+which the emulator delivered a packet late, or the kernel dropped one, is void and taken again. Bounds and networks are
+in wan_cases.py: 2V(N-1)/(N b 0.965) + 1 round trip where all sites are alike. TCP is CUBIC with the
+buffers of an untouched server, unless --cc and --bufs say otherwise.
+
+    python benchmarks/wan.py                    all cases (about half an hour)
+    python benchmarks/wan.py --only two four    some
+    python benchmarks/wan.py --only loss --turns 1 --connections 8 --record
+    python benchmarks/wan.py --table            write the table in docs/benchmarks.md anew, from the record
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tools" / "wanlab"))
+
+from wanlab import Lab  # noqa: E402
+
+from atoll.cli.bench.crew import Crew, Spawned  # noqa: E402
+from atoll.cli.bench.measure import Bench, Contender, Turn  # noqa: E402
+from atoll.cli.bench.plans import TOPOLOGIES, Recipe  # noqa: E402
+from atoll.cli.bench.report import table_of  # noqa: E402
+from atoll.plan.grid import Grid  # noqa: E402
+from atoll.values import PlanChoice  # noqa: E402
+from wan_cases import CASES, Case, Variant  # noqa: E402
+
+RECORD = HERE.parent / "docs" / "benchmarks" / "wan.jsonl"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- wan: begin -->", "<!-- wan: end -->"
+LATE_MS = 5.0
+"""Later than this, even once, and the turn measured the emulator instead."""
+MAX_VOID = 6
+"""Void turns of one variant, then the machine is too busy for this case."""
+WARM_TURNS = 3
+"""Taken before those that count: the engines learn what the way carries, and TCP gets over its first overshoot."""
+IDLE_S = 60.0
+IDLE_TURNS = 2
+COLUMNS = (
+    "case",
+    "variant",
+    "V MB",
+    "seconds",
+    "min-max",
+    "bound s",
+    "x bound",
+    "sent MB",
+    "CPU s",
+    "predicted",
+    "lanes",
+    "void",
+)
+
+
+@dataclass
+class Judge:
+    """Takes turns, throws away those that the emulator spoiled, and gives up on a contender after too many."""
+
+    bench: Bench
+    lab: Lab
+    late_ms: float = LATE_MS
+    void: dict[str, int] = field(default_factory=dict)
+
+    def turn(self, contender: Contender, idle_s: float = 0.0) -> Turn | None:
+        """After idling so long; None if given up."""
+        while self.void.setdefault(contender.name, 0) <= MAX_VOID:
+            time.sleep(idle_s)
+            dropped = self.lab.stats()["kernel_dropped"]  # this call also begins the maxima anew
+            turn = self.bench.turn(contender)
+            seen = self.lab.stats()
+            late_ms = seen["late_max_us"] / 1e3
+            if late_ms <= self.late_ms and seen["kernel_dropped"] == dropped:
+                return turn
+            self.void[contender.name] += 1
+            print(f"  void: {contender.name}: the emulator was {late_ms:.1f} ms late", flush=True)
+        print(f"  given up: {contender.name}: measure on a quiet machine", flush=True)
+        return None
+
+    def turns(self, contender: Contender, count: int, idle_s: float) -> list[Turn]:
+        return [turn for _ in range(count) if (turn := self.turn(contender, idle_s)) is not None]
+
+
+@contextmanager
+def crew_in(case: Case, options: argparse.Namespace, rivals: Sequence[str]) -> Iterator[tuple[Lab, Crew]]:
+    """A member at each site of the case's network."""
+    with (
+        Lab(case.network, name="atollwan", cc=options.cc, bufs=options.bufs, gso=case.gso) as lab,
+        Spawned() as spawned,
+    ):
+        seats = [
+            spawned.seat(
+                site, lab.public(site), lambda command, s=site, **more: lab.popen(s, command, **more)
+            )
+            for site in case.network["sites"]
+        ]
+        crew = Crew(seats)
+        crew.meet(rivals)
+        yield lab, crew
+
+
+def measure(name: str, case: Case, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One record for each variant, warm, and after idling where the case asks for it; and for each rival."""
+    crews: dict[int, list[Variant]] = {}
+    for variant in chosen_variants(case, options):
+        crews.setdefault(variant.connections, []).append(variant)
+    for number, variants in enumerate(crews.values()):
+        yield from measure_crew(name, case, variants, options, rivals=number == 0)
+
+
+def measure_crew(
+    name: str, case: Case, variants: Sequence[Variant], options: argparse.Namespace, *, rivals: bool
+) -> Iterator[dict[str, Any]]:
+    """Variants that may share their connections, and the rivals among them."""
+    codec, numel = options.codec or case.codec, options.numel or case.numel
+    wire_bytes = Grid.of([numel]).wire_bytes(codec)
+    with crew_in(case, options, options.compare if rivals else ()) as (lab, crew):
+        bench = Bench(crew, random.Random(options.seed), () if options.learn else case.links)
+        judge = Judge(bench, lab, options.late_ms)
+        bench.fill(numel, options.seed)
+        idle = {variant.label for variant in variants if variant.idle and not options.no_idle}
+        contenders = [contender_of(bench, variant, codec, numel) for variant in variants]
+        if rivals:
+            contenders += [bench.rival(rival) for rival in options.compare]
+        if rivals and options.bare:
+            moved = 2 * wire_bytes * (bench.world - 1) // bench.world
+            contenders.append(bench.sockets(f"bare sockets, {options.bare} conn", moved, options.bare))
+        for contender in contenders:
+            contender.checked = bench.turn(contender, check=True)
+        order = random.Random(options.seed)
+        for _ in range(WARM_TURNS):
+            for contender in order.sample(contenders, len(contenders)):
+                bench.turn(contender)
+        for _ in range(options.turns):
+            for contender in order.sample(contenders, len(contenders)):
+                contender.turns += judge.turns(contender, 1, 0.0)
+        facts = {
+            "case": name,
+            "codec": codec,
+            "numel": numel,
+            "wire_bytes": wire_bytes,
+            "bound_s": case.bound_s(wire_bytes),
+            "cc": options.cc,
+            "bufs": options.bufs,
+            "late_ms": options.late_ms,
+        }
+        for contender in contenders:
+            measured = [contender]
+            if contender.name in idle:
+                turns = judge.turns(contender, IDLE_TURNS, IDLE_S)
+                measured.append(
+                    replace(contender, name=f"{contender.name}, after {IDLE_S:g} s idle", turns=turns)
+                )
+            for each in measured:
+                if each.turns:
+                    yield record_of(each, facts, judge.void[contender.name])
+
+
+def chosen_variants(case: Case, options: argparse.Namespace) -> list[Variant]:
+    """The case's own, or the one that the command line forces."""
+    if options.topology or options.connections or options.chunk_kb:
+        idle = any(variant.idle for variant in case.variants)
+        return [Variant(options.topology or "auto", options.connections, options.chunk_kb, idle)]
+    return list(case.variants)
+
+
+def contender_of(bench: Bench, variant: Variant, codec: str, numel: int) -> Contender:
+    recipe = Recipe(codec, variant.topology, variant.connections, variant.chunk_kb * 1024)
+    return bench.ours(variant.label, recipe, numel)
+
+
+def record_of(contender: Contender, facts: dict[str, Any], void: int) -> dict[str, Any]:
+    assert contender.checked is not None
+    seconds = [turn.seconds for turn in contender.turns]
+    return {
+        **facts,
+        "variant": contender.name,
+        "seconds": statistics.median(seconds),
+        "seconds_all": [round(value, 4) for value in seconds],
+        "wire_s": statistics.median(turn.wire_s for turn in contender.turns),
+        "ratio": statistics.median(seconds) / facts["bound_s"],
+        "sent_bytes": contender.turns[-1].sent_bytes,
+        "cpu_s": contender.cpu_s,
+        "rel_error": contender.checked.rel_error,
+        "equal": contender.checked.equal,
+        "void": void,
+        **({} if contender.choice is None else plan_facts(contender.choice, seconds)),
+    }
+
+
+def plan_facts(choice: PlanChoice, seconds: Sequence[float]) -> dict[str, Any]:
+    return {
+        "topology": choice.topology,
+        "connections": choice.connections,
+        "chunk_bytes": choice.chunk_bytes,
+        "predicted_s": choice.predicted_s,
+        "of_predicted": statistics.median(seconds) / choice.predicted_s if choice.predicted_s else None,
+        "reason": choice.reason,
+    }
+
+
+def line_of(record: dict[str, Any]) -> tuple[str, ...]:
+    sent, seconds = record["sent_bytes"], record["seconds_all"]
+    return (
+        record["case"],
+        record["variant"],
+        f"{record['wire_bytes'] / 1e6:.1f} {record['codec']}",
+        f"{record['seconds']:.2f}",
+        f"{min(seconds):.2f}-{max(seconds):.2f}",
+        f"{record['bound_s']:.2f}",
+        f"{record['ratio']:.3f}",
+        f"{sent / 1e6:.1f}" if sent else "-",
+        f"{record['cpu_s']:.2f}",
+        f"{record['predicted_s']:.2f}" if record.get("predicted_s") else "-",
+        f"{record['topology']} x{record['connections']}" if "topology" in record else "-",
+        str(record["void"]),
+    )
+
+
+def keep(records: Sequence[dict[str, Any]]) -> None:
+    """Append to the record, with what they were measured on."""
+    commit = subprocess.run(
+        ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    RECORD.parent.mkdir(exist_ok=True)
+    with RECORD.open("a") as file:
+        for record in records:
+            line = {**record, "commit": commit, "kernel": platform.release(), "time": int(time.time())}
+            file.write(json.dumps(line) + "\n")
+
+
+def write_table() -> None:
+    """The newest record of each case and variant, as markdown, into the page."""
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in RECORD.read_text().splitlines():
+        record = json.loads(line)
+        newest[record["case"], record["variant"]] = record
+    order = list(CASES)
+    records = sorted(newest.values(), key=lambda record: order.index(record["case"]))
+    rows = [COLUMNS, tuple("-" * 3 for _ in COLUMNS), *map(line_of, records)]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--topology", choices=TOPOLOGIES, help="force one, instead of the case's variants")
+    parser.add_argument("--connections", type=int, default=0)
+    parser.add_argument(
+        "--bare", type=int, default=0, help="also so many plain connections a pair, equal shares"
+    )
+    parser.add_argument("--chunk-kb", type=int, default=0)
+    parser.add_argument("--codec", default="")
+    parser.add_argument("--numel", type=int, default=0)
+    parser.add_argument("--compare", nargs="+", default=[], help="gloo, hivemind")
+    parser.add_argument(
+        "--learn",
+        action="store_true",
+        help="plan from the rates that the engines saw, not from the true ones",
+    )
+    parser.add_argument("--no-idle", action="store_true", help="leave out the turns after 60 s idle")
+    parser.add_argument("--cc", default="cubic")
+    parser.add_argument("--bufs", default="stock", choices=["stock", "tuned"])
+    parser.add_argument(
+        "--late-ms",
+        type=float,
+        default=LATE_MS,
+        help="a turn in which the emulator was later than this is void; the record says which limit it was",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="order of the turns, and the values")
+    parser.add_argument("--record", action="store_true", help=f"append to {RECORD.name} in docs/benchmarks")
+    parser.add_argument("--table", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    if options.table:
+        write_table()
+        return 0
+    code = 0
+    for name in options.only:
+        case = CASES[name]
+        print(f"{name}: {case.text}; {options.cc}, {options.bufs} buffers", flush=True)
+        records = list(measure(name, case, options))
+        code = code or int(not records)
+        if records:
+            print(table_of("", COLUMNS, [line_of(record) for record in records]), flush=True)
+        if options.record:
+            keep(records)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
