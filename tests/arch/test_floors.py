@@ -14,9 +14,9 @@ import atoll
 SOURCE = Path(__file__).parents[2] / "src" / "atoll"
 
 FLOOR = {
-    **dict.fromkeys(("errors", "values", "clock", "events", "log", "config", "kernels"), 0),
+    **dict.fromkeys(("errors", "values", "clock", "events", "log", "signals", "config", "kernels"), 0),
     **dict.fromkeys(("codecs", "state", "membership", "plan", "network", "data"), 1),
-    "comm": 2,
+    **dict.fromkeys(("comm", "mesh", "recovery", "checkpoint"), 2),
     "diloco": 3,
     **dict.fromkeys(("train", "sim", "dashboard"), 4),
     "cli": 5,
@@ -38,9 +38,17 @@ TORCH_FREE = {
     "errors",
     "clock",
     "log",
+    "signals",
     "data",
+    "recovery",
 }
-THREAD_OWNERS = {"membership/client.py", "membership/link.py"}
+THREAD_OWNERS = {
+    "membership/client.py",
+    "membership/etcd_client.py",
+    "membership/link.py",
+    "recovery/fetching.py",
+    "signals.py",
+}
 CONFIG_READERS = {"cli", "config"}
 CONFIG_READER_FILES = {"train/build.py", "train/simulated.py"}
 
@@ -111,7 +119,15 @@ def test_protocol_rooms_never_import_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["atoll", "atoll.membership.client", "atoll.comm.native", "atoll.cli.main"]
+    "module",
+    [
+        "atoll",
+        "atoll.membership.client",
+        "atoll.comm.native",
+        "atoll.recovery.donor",
+        "atoll.recovery.catching_up",
+        "atoll.cli.main",
+    ],
 )
 def test_import_does_no_heavy_work(module: str) -> None:
     code = f"import sys, threading, {module}; sys.exit(('torch' in sys.modules) * 2 + (threading.active_count() > 1))"
@@ -161,6 +177,6 @@ def test_nothing_is_unpickled() -> None:
 
 
 def test_public_names_exist() -> None:
-    assert sorted(atoll.__all__) == ["DiLoCoOptimizer", "Session", "__version__", "join"]
+    assert sorted(atoll.__all__) == ["DiLoCoOptimizer", "ElasticDeviceMesh", "Session", "__version__", "join"]
     for name in atoll.__all__:
         assert getattr(atoll, name) is not None

@@ -52,7 +52,7 @@ threads = 1
 """
 
 
-@pytest.mark.parametrize(("peers", "codec"), [(2, "fp32"), (3, "int8")])
+@pytest.mark.parametrize(("peers", "codec"), [(2, "fp32"), (3, "int8"), (2, "stat2"), (3, "topk")])
 def test_digests_are_equal(tmp_path: Path, peers: int, codec: str) -> None:
     import torch
 

@@ -23,10 +23,11 @@ WITHOUT_THE_THIRD = [2.178593, 3.010091, 3.254371]
 def test_hit_in_the_transfer(tmp_path: Path, how: str, moment: str) -> None:
     """The lost peer's contribution is left out of the sum on all survivors, or (had all roots kept it) in on all.
 
-    One survivor begins the transfer late, so that half of what the third owes can not leave before its fault. The
-    attempt may last a minute: what ends it is the coordinator, once it hears nothing of a frozen peer.
+    One survivor begins the transfer late, so that half of what the third owes can not leave before its fault: it is
+    half through what it owes the other (shares are equal). The attempt may last a minute: what ends it is the
+    coordinator, once it hears nothing of a frozen peer.
     """
-    numel = ("--numel", NUMEL)
+    numel = ("--numel", NUMEL, "--say-no-rates")
     with Swarm(tmp_path, start_peers=3, attempt_s=60.0) as swarm:
         late = ["--begin-after", tmp_path / "c.marker"] if moment == "half-sent" else []
         survivors = [swarm.quadratic("a", 1, *numel), swarm.quadratic("b", 3, *numel, *late)]
@@ -59,7 +60,7 @@ def assert_fault_was_in_time(third: Peer, moment: str) -> None:
     """`whole` is what it owes as a contributor; what it sends as a root counts too, so it may have sent more."""
     sent, whole = int(third.marker.read_text()), 4 * NUMEL * 2 / 3
     if moment == "half-sent":
-        assert whole / 2 <= sent < whole, sent
+        assert whole / 4 <= sent < whole, sent
     else:
         assert whole <= sent, sent
 
@@ -83,17 +84,22 @@ def test_hit_in_its_inner_loop(tmp_path: Path, hit: signal.Signals) -> None:
     swarm.assert_one_history()
 
 
-def test_a_thawed_peer_is_told_and_ends_with_exit_6(tmp_path: Path) -> None:
+def test_a_thawed_peer_catches_up_and_counts_again(tmp_path: Path) -> None:
+    """K02, row 9: it is told that the run went on, drops its stale update only, and commits what the others do."""
     with Swarm(tmp_path, start_peers=3) as swarm:
-        swarm.quadratic("a", 1, "--rounds", 4, "--round-s", 2)
-        swarm.quadratic("b", 3, "--rounds", 4, "--round-s", 2)
-        third = swarm.quadratic("c", 8, "--rounds", 4, "--halt-in-round", 1)
+        first = swarm.quadratic("a", 1, "--rounds", 7, "--round-s", 2)
+        swarm.quadratic("b", 3, "--rounds", 7, "--round-s", 2)
+        third = swarm.quadratic("c", 8, "--rounds", 7, "--halt-in-round", 1)
         swarm.wait_for_marker(third)
         third.send(signal.SIGSTOP)
-        swarm.wait(lambda: len(swarm.peers["a"].rounds()) >= 2, within_s=40, what="a round without c")
+        swarm.wait(lambda: len(first.rounds()) >= 2, within_s=40, what="a round without c")
         third.send(signal.SIGCONT)
-        swarm.finish_well("a", "b")
-        assert swarm.finish("c") == {"c": 6}, third.output()
-    assert "without c" in third.output()
-    assert third.thetas() == swarm.peers["a"].thetas()[:1], "the thawed peer committed nothing of its own"
+        swarm.finish_well("a", "b", "c")
+    (lost,) = swarm.events("PeerLost")
+    assert lost["peer"] == "c", "the fault did not fire"
+    contributors = {row["version"]: row["contributors"] for row in first.rounds()}
+    assert contributors[2] == ["a", "b"]
+    assert contributors[7] == ["a", "b", "c"], "it counts again"
+    assert {row["version"] for row in third.rounds()} > {1, 7}
+    assert swarm.events("CaughtUp", "c")[0]["from_version"] == 1
     swarm.assert_one_history()

@@ -10,6 +10,7 @@ from torch import nn
 from atoll.diloco.round import Work
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.simulation import SimulatedRun, simulate
+from atoll.state.feedback import Share
 from atoll.state.tensors import ModelTensors
 
 BATCH = 64
@@ -70,6 +71,7 @@ def diloco(
     nesterov: bool = True,
     same_data: bool = False,
     codec: str = "fp32",
+    error_feedback: Share = "auto",
     absent: Callable[[int], Sequence[int]] = lambda round_: (),
     workers: Sequence[Worker] | None = None,
 ) -> SimulatedRun:
@@ -77,7 +79,7 @@ def diloco(
         Worker(0 if same_data else i, 1 if same_data else num_peers, optimizer) for i in range(num_peers)
     ]
     schedule = OuterSchedule.constant(inner_steps, lr, momentum, nesterov, total_steps)
-    return simulate(peers, schedule, codec=codec, absent=absent)
+    return simulate(peers, schedule, codec=codec, error_feedback=error_feedback, absent=absent)
 
 
 def plain(total_steps: int, optimizer: OptimizerOf) -> torch.Tensor:

@@ -9,16 +9,20 @@ import msgspec
 from atoll.membership import coordinator
 from atoll.membership.messages import (
     Applied,
+    CaughtUp,
     Declare,
     Heartbeat,
     HeartbeatAck,
     Leave,
     PeerMessage,
     Ready,
+    SnapshotWanted,
     Vote,
 )
+from atoll.membership.operator import EvictPeer, LeavePeer, StopRun
 from atoll.membership.settings import CoordinatorSettings, Timeouts
 from atoll.membership.steps import (
+    Answer,
     CloseConnection,
     CoordinatorEvent,
     Effect,
@@ -26,6 +30,7 @@ from atoll.membership.steps import (
     Finish,
     Journal,
     JournalRecord,
+    OperatorSaid,
     PeerArrived,
     PeerDropped,
     PeerSaid,
@@ -98,12 +103,15 @@ class CoordinatorScript:
                 _parameter(each) for each in options.get("layout", LAYOUT.replace(" ", ",")).split(",")
             ),
             settings=settings,
-            ranks=(RankInfo("host", 1, ()),),
+            ranks=(RankInfo("host", 1, (), sidecar_port=2),),
             version=int(options.get("version", 0)),
             round=int(options.get("round", 0)),
             digest=options.get("digest", "d0"),
             step=0,
             pending=_ready(options, int(options["pending"])) if "pending" in options else None,
+            term=int(options.get("term", 0)),
+            version_term=int(options.get("version_term", 0)),
+            applying="applying" in options,
         )
         return self._said(names, message)
 
@@ -129,9 +137,30 @@ class CoordinatorScript:
         assert self._state is not None
         return self._said(names, Applied(self._state.version, options["digest"]))
 
+    def do_caught(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """`caught a version=V round=R digest=D`."""
+        version, number = int(options["version"]), int(options["round"])
+        return self._said(names, CaughtUp(version, number, options["digest"], 10 * number))
+
+    def do_snapshot(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._said(names, SnapshotWanted(int(options.get("version", 0))))
+
     def do_leave(self, names: list[str], options: dict[str, str]) -> list[str]:
         self._connected -= set(names)
         return self._said(names, Leave(options.get("why", "goodbye").replace("_", " "), "done" in options))
+
+    def do_operator(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """`operator stop`, `operator leave a`, `operator evict a for=60`."""
+        order, *peers = names
+        reason = options.get("why", "").replace("_", " ")
+        match order:
+            case "stop":
+                request: StopRun | LeavePeer | EvictPeer = StopRun(reason)
+            case "leave":
+                request = LeavePeer(peers[0], reason)
+            case _:
+                request = EvictPeer(peers[0], reason, float(options.get("for", 0)))
+        return self._feed(OperatorSaid(1, request))
 
     def do_drop(self, names: list[str], options: dict[str, str]) -> list[str]:
         self._connected -= set(names)
@@ -215,6 +244,8 @@ def _told(effect: Effect) -> str:
             return f"event {type(event).__name__}"
         case CloseConnection(peer=peer, incarnation=incarnation):
             return f"close {peer}/{incarnation}"
+        case Answer(reply=reply):
+            return f"operator <- {'' if reply.ok else 'no: '}{reply.reason}"
         case Finish(exit_code=exit_code):
             return f"finish with exit code {exit_code}"
     raise AssertionError(effect)

@@ -8,6 +8,9 @@ from atoll.membership import member
 from atoll.membership.messages import (
     Abort,
     Applied,
+    AskToLeave,
+    CatchUp,
+    CaughtUp,
     CoordinatorMessage,
     Declare,
     Ended,
@@ -18,6 +21,8 @@ from atoll.membership.messages import (
     Ready,
     Reduce,
     Refused,
+    Serve,
+    SnapshotWanted,
     Verdict,
     View,
     Vote,
@@ -33,13 +38,16 @@ from atoll.membership.steps import (
     MemberEvent,
     Order,
     RequestFreeze,
+    RequestLeave,
+    Resume,
     Send,
+    ServeOthers,
     Step,
     Tick,
     TrainerSaid,
 )
 from atoll.sim.schedule_transcript import describe_message
-from atoll.values import Contribution, OpId, Plan, TransferStats
+from atoll.values import Contribution, OpId, Plan, Source, TransferStats
 
 
 class MemberScript:
@@ -93,6 +101,14 @@ class MemberScript:
     def do_applied(self, names: list[str], options: dict[str, str]) -> list[str]:
         return self._say(Applied(int(names[0]), f"d{names[0]}"))
 
+    def do_caught(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """`caught VERSION ROUND`."""
+        version, number = map(int, names)
+        return self._say(CaughtUp(version, number, f"d{version}", 10 * number))
+
+    def do_snapshot(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._say(SnapshotWanted(self._state.version))
+
     def do_leave(self, names: list[str], options: dict[str, str]) -> list[str]:
         return self._say(Leave("goodbye", done=True))
 
@@ -140,11 +156,26 @@ class MemberScript:
         )
         return self._hear(verdict)
 
+    def do_catchup(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """`catchup VERSION ROUND`, with `untrusted` if what the peer holds is wrong."""
+        version, number, *rest = names
+        source = Source("b", "host", 2)
+        trusted = "untrusted" not in rest
+        term = int(options.get("term", 1))
+        order = CatchUp(term, int(version), int(number), {}, (source,), trusted, "the run went on without a")
+        return self._hear(order)
+
+    def do_serve(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._hear(Serve(int(names[0]), "stage" in names))
+
     def do_ended(self, names: list[str], options: dict[str, str]) -> list[str]:
         return self._hear(Ended(names[0], "the run goes on without a"))
 
     def do_refused(self, names: list[str], options: dict[str, str]) -> list[str]:
         return self._hear(Refused(names[0], "a differs"))
+
+    def do_ask_to_leave(self, names: list[str], options: dict[str, str]) -> list[str]:
+        return self._hear(AskToLeave("asked to leave by an operator"))
 
     # ---- the machine -------------------------------------------------------------------------------------
 
@@ -175,10 +206,18 @@ def _told(effect: Effect) -> str:
             return f"order: reduce {plan.op}"
         case Order(order=Verdict() as verdict):
             return f"order: obey {describe_message(verdict)}"
+        case Order(order=CatchUp() as order):
+            return f"order: {describe_message(order)}"
+        case Resume():
+            return "trainer: it is a member"
+        case ServeOthers(version=version, stage=stage):
+            return f"sidecar: serve version {version}" + ", stage it" * stage
         case AbortAttempt(op=op):
             return f"engine: abort {op}"
         case RequestFreeze(round=number):
             return f"trainer: freeze round {number}"
+        case RequestLeave():
+            return "trainer: leave"
         case Fail(kind=kind):
             return f"fail: {kind}"
     raise AssertionError(effect)

@@ -12,12 +12,13 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from atoll import kernels
-from atoll.comm.native import NativeCommunicator
+from atoll.comm.native import NativeCommunicator, Tls
 from atoll.plan.grid import Grid
 from atoll.values import Plan
 
@@ -29,6 +30,11 @@ def halt_after(comm: NativeCommunicator, received_bytes: int, signum: int) -> No
     os.kill(os.getpid(), signum)
 
 
+def certificates() -> Tls:
+    folder = Path(__file__).parent / "certificates"
+    return Tls(*((folder / name).read_text() for name in ("peer.pem", "peer.key", "authority.pem")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--peer", required=True)
@@ -36,9 +42,15 @@ def main() -> None:
     parser.add_argument("--value", type=float, required=True)
     parser.add_argument("--halt", choices=["SIGKILL", "SIGSTOP"])
     parser.add_argument("--after", type=int, default=0)
+    parser.add_argument("--tls", action="store_true", help="with the certificates of tests")
     args = parser.parse_args()
     comm = NativeCommunicator(
-        run="test", peer=args.peer, rank=0, session_key=bytes.fromhex(args.key), bind_host="127.0.0.1"
+        run="test",
+        peer=args.peer,
+        rank=0,
+        session_key=bytes.fromhex(args.key),
+        bind_host="127.0.0.1",
+        tls=certificates() if args.tls else None,
     )
     print(comm.port, flush=True)
     plan = msgspec.json.decode(sys.stdin.readline(), type=Plan)

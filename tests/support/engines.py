@@ -6,24 +6,40 @@ Contributions are distinct powers of two: a sum tells whose they are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from atoll import kernels
 from atoll.comm.base import Bytes, Communicator
-from atoll.comm.native import NativeCommunicator
+from atoll.comm.native import NativeCommunicator, Tls
 from atoll.plan.grid import Grid
 from atoll.values import Contribution, Lane, OpId, Plan, Range, RankInfo, ReduceReport
 
 KEY = b"a session key for tests, 32 byte"
 CONNECT_S = 5.0
+TLS: Tls | None = None
+"""Of every engine that does not say otherwise; the fixture `stream` sets it."""
+
+CERTIFICATES = Path(__file__).parent / "certificates"
+
+
+def certificates(name: str, authorities: str = "authority") -> Tls:
+    """Keys made for tests, and worth nothing: `peer` (with an intermediate authority), `stranger`, `expired`."""
+    return Tls(
+        certificates=(CERTIFICATES / f"{name}.pem").read_text(),
+        key=(CERTIFICATES / f"{name}.key").read_text(),
+        authorities=(CERTIFICATES / f"{authorities}.pem").read_text(),
+    )
 
 
 def open_engine(
-    peer: str, key: bytes = KEY, connect_timeout_s: float = CONNECT_S, port: int = 0
+    peer: str, key: bytes = KEY, connect_timeout_s: float = CONNECT_S, port: int = 0, **options: Any
 ) -> NativeCommunicator:
+    """`options` are further arguments of NativeCommunicator."""
     return NativeCommunicator(
         run="test",
         peer=peer,
@@ -32,6 +48,7 @@ def open_engine(
         bind_host="127.0.0.1",
         port=port,
         connect_timeout_s=connect_timeout_s,
+        **{"tls": TLS} | options,
     )
 
 
@@ -43,6 +60,7 @@ def plan_for(
     weights: dict[str, int] | None = None,
     roots: Sequence[str] | None = None,
     deadline_s: float = 20.0,
+    connections: int = 1,
 ) -> Plan:
     """Everybody contributes with weight 1, and roots a star, unless said otherwise."""
     members = tuple(sorted(ports))
@@ -56,6 +74,7 @@ def plan_for(
         lanes=tuple(Lane(root) for root in (members if roots is None else roots)),
         codec=codec,
         deadline_s=deadline_s,
+        connections=connections,
     )
 
 
@@ -111,11 +130,14 @@ class Running:
 
 
 class Engines:
-    """Peers `p0`, `p1`, ... in this process; peer `i` contributes 2**i."""
+    """Peers in this process, by name, or so many `p0`, `p1`, ...; peer `i` contributes 2**i."""
 
-    def __init__(self, world: int, connect_timeout_s: float = CONNECT_S) -> None:
+    def __init__(
+        self, peers: int | Iterable[str], connect_timeout_s: float = CONNECT_S, **options: Any
+    ) -> None:
+        names = [f"p{i}" for i in range(peers)] if isinstance(peers, int) else list(peers)
         self.comms = {
-            f"p{i}": open_engine(f"p{i}", connect_timeout_s=connect_timeout_s) for i in range(world)
+            peer: open_engine(peer, connect_timeout_s=connect_timeout_s, **options) for peer in names
         }
 
     def __enter__(self) -> Engines:

@@ -20,12 +20,34 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.events import Event, EventLog, JsonLinesSink
+from atoll.events import CoordinatorStoodBy, Event, EventLog, JsonLinesSink
+from atoll.membership.addresses import split_address
 from atoll.membership.client import Member
-from atoll.membership.messages import Applied, Declare, Ready, Scalar, Verdict, Vote
+from atoll.membership.etcd_place import EtcdPlace
+from atoll.membership.messages import (
+    Applied,
+    CatchUp,
+    CaughtUp,
+    Declare,
+    Ready,
+    Scalar,
+    Verdict,
+    View,
+    Vote,
+)
 from atoll.membership.server import serve
 from atoll.membership.settings import CoordinatorSettings, Timeouts
-from atoll.values import Edge, Lane, OpId, ParameterInfo, Plan, Range, RankInfo, TransferStats
+from atoll.values import (
+    Lane,
+    OpId,
+    ParameterInfo,
+    Plan,
+    PlanChoice,
+    PlanRequest,
+    Range,
+    RankInfo,
+    TransferStats,
+)
 
 TOKEN = b"the-token-of-the-protocol-tests"
 SETTINGS: dict[str, Scalar] = {"outer.lr": 0.7, "run.steps": 100}
@@ -43,8 +65,8 @@ QUICK = Timeouts(
 )
 
 
-def make_lanes(members: tuple[str, ...], broken: frozenset[Edge]) -> tuple[frozenset[str], tuple[Lane, ...]]:
-    return frozenset(), tuple(Lane(peer) for peer in sorted(members))
+def make_lanes(request: PlanRequest) -> PlanChoice:
+    return PlanChoice(frozenset(), tuple(Lane(peer) for peer in sorted(request.members)))
 
 
 def digest_of(*parts: object) -> str:
@@ -78,7 +100,9 @@ class FakePeer:
 
     def join(self, **changes: Any) -> None:
         self.member.connect()
-        self.member.declare(self.declaration(**changes))
+        answer = self.member.declare(self.declaration(**changes))
+        if isinstance(answer, CatchUp):
+            self.catch_up(answer)
         self.say("joined")
 
     def run(self, rounds: int, within_s: float = 60.0) -> None:
@@ -100,8 +124,24 @@ class FakePeer:
                 self.vote(order)
             elif isinstance(order, Verdict):
                 return self.obey(order)
+            elif isinstance(order, CatchUp):
+                return self.catch_up(order)
             elif time.monotonic() > deadline_s:
                 raise AssertionError(f"{self.peer}: no verdict of round {self.round + 1} in {within_s} s")
+
+    def catch_up(self, order: CatchUp | View) -> None:
+        """Take over the run's digest of the newest version, as if its state had been fetched."""
+        while isinstance(order, CatchUp):
+            deadline_s = time.monotonic() + 20
+            while order.version not in order.digests:
+                assert time.monotonic() < deadline_s, (
+                    f"{self.peer} was never told the digest of {order.version}"
+                )
+                time.sleep(0.01)
+                order = self.member.to_catch_up() or order
+            self.version, self.round, self.digest = order.version, order.round, order.digests[order.version]
+            self.say("caught up", version=self.version)
+            order = self.member.caught_up(CaughtUp(self.version, self.round, self.digest, self.step))
 
     def vote(self, plan: Plan) -> None:
         self.say("plan", op=str(plan.op), members=plan.members)
@@ -131,7 +171,7 @@ class CoordinatorThread:
 
     def __init__(
         self,
-        journal: Path,
+        journal: Path | EtcdPlace,
         *,
         port: int = 0,
         token: bytes = TOKEN,
@@ -157,6 +197,19 @@ class CoordinatorThread:
         if self.failure is not None:
             raise self.failure
         return self
+
+    def stand_by(self) -> CoordinatorThread:
+        """As `__enter__`, for one that does not lead yet; for use in a `with` statement."""
+        self._thread.start()
+        stood_by = self.seen(CoordinatorStoodBy)
+        assert isinstance(stood_by, CoordinatorStoodBy)
+        self.port = split_address(stood_by.address)[1]
+        return self
+
+    def leads(self, within_s: float) -> None:
+        """Wait until one that stood by leads."""
+        assert self._listening.wait(within_s), f"it does not lead within {within_s} s: {self.events}"
+        assert self.failure is None
 
     def __exit__(self, *caught: object) -> None:
         if self._thread.is_alive():

@@ -60,6 +60,10 @@ class Nursery:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def start(self, script: Path, arguments: list[str], log: Path) -> Child:
         """Run a script in a new process; its output is appended to `log`. Waits for the first import of torch."""
         return Child(self, self.ask({"start": [str(script), *arguments], "log": str(log)}))
@@ -87,6 +91,7 @@ def serve() -> None:
     import atoll.diloco.optimizer  # noqa: F401  (this is what is worth sharing)
 
     torch.set_num_threads(1)
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports as much again
     sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts import their neighbours as tests do
     for line in sys.stdin.buffer:
         request = json.loads(line)

@@ -3,9 +3,11 @@
 Every element of `theta` follows the same closed form, so a long vector makes transfers long enough to break. After
 each round a line {"round", "version", "theta", "digest", "members", "step"} is appended to --results. With
 --halt-in-round the peer writes --marker and stands still in that round's inner loop, heartbeats going, until a test
-ends it. With --kill-self or --stop-self it sends itself SIGKILL or SIGSTOP in the transfer of --fault-in-round, after
-writing to --marker how many bytes it had sent; a peer with --begin-after stays out of that transfer until a file is
-there, so that the other can not be done with it before its fault.
+ends it or it has had to catch up; with --hold-in-round until the file --until is there. With --kill-self or
+--stop-self it sends itself SIGKILL or SIGSTOP in the transfer of --fault-in-round, after writing to --marker how many
+bytes it had sent; a peer with --begin-after stays out of that transfer until a file is there, so that the other can
+not be done with it before its fault. With --say-no-rates on all peers, direct lanes have equal shares in every round,
+whatever this machine was doing in the first.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 
 import atoll
 from atoll.comm.native import NativeCommunicator
 from atoll.errors import AtollError
 from atoll.membership.client import Member
+from atoll.values import TransferStats
+from support.blocked import block
 
-MOMENTS = {"half-sent": 0.5, "all-sent": 1.0}  # shares of what a peer sends as a contributor
+# Shares of what a peer sends as a contributor. Nothing goes to who has not begun: of three, half of one's half.
+MOMENTS = {"half-sent": 0.25, "all-sent": 1.0}
 BEGIN_WITHIN_S = 60.0
 
 
@@ -46,11 +52,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--weights", default="tokens")
+    parser.add_argument("--steps-by-speed", action="store_true")
+    parser.add_argument("--joiner", default="fresh", help='"donor": a late joiner copies inner momentum')
+    parser.add_argument("--inner-momentum", type=float, default=0.5, help="with --joiner donor; else none")
     parser.add_argument("--halve-lr-at", type=int, default=None)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--advertise", default="")
     parser.add_argument("--marker", type=Path, default=None)
     parser.add_argument("--halt-in-round", type=int, default=None)
+    parser.add_argument("--hold-in-round", type=int, default=None, help="until the file --until is there")
+    parser.add_argument("--until", type=Path, default=None)
+    parser.add_argument(
+        "--block-in-round", type=int, default=None, help="as --halt-in-round, in one native call"
+    )
+    parser.add_argument(
+        "--mark-reducing-in-round", type=int, default=None, help="write --marker in the transfer"
+    )
     parser.add_argument("--flip-anchor-bit-in-round", type=int, default=None)
     parser.add_argument("--poison-in-round", type=str, default=None, help="ROUND:VALUE written into theta")
     parser.add_argument("--wait-for-freeze", action="store_true", help="after --steps-made, in every round")
@@ -59,8 +77,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stop-self", choices=MOMENTS, default=None)
     parser.add_argument("--begin-after", type=Path, default=None)
     parser.add_argument("--fault-in-round", type=int, default=1)
+    parser.add_argument("--say-no-rates", action="store_true", help="the coordinator learns no link's rate")
     parser.add_argument("--leave-after", type=int, default=None, help="leave politely after so many rounds")
+    parser.add_argument("--step-s", type=float, default=0.0, help="make inner steps at least this long")
     parser.add_argument("--round-s", type=float, default=0.0, help="make rounds at least this long")
+    parser.add_argument("--checkpoints", type=Path, default=None, help="folder to save in and to resume from")
     return parser.parse_args()
 
 
@@ -100,6 +121,18 @@ def begin_late(args: argparse.Namespace) -> None:
     NativeCommunicator.reduce = reduce  # type: ignore[method-assign]
 
 
+def say_no_rates() -> None:
+    """Report every transfer without what its links were seen to carry."""
+    original = NativeCommunicator.reduce
+
+    def reduce(self: NativeCommunicator, plan, grid, contribution, result):
+        return msgspec.structs.replace(
+            original(self, plan, grid, contribution, result), stats=TransferStats()
+        )
+
+    NativeCommunicator.reduce = reduce  # type: ignore[method-assign]
+
+
 def mark_when_ready(args: argparse.Namespace) -> None:
     """Write the marker when this peer's update is encoded and it has begun to wait for the others."""
     original = Member.ready
@@ -110,6 +143,18 @@ def mark_when_ready(args: argparse.Namespace) -> None:
             write_marker(args, "ready")
 
     Member.ready = ready  # type: ignore[method-assign]
+
+
+def mark_reducing(args: argparse.Namespace) -> None:
+    """Write the marker when the transfer of the chosen round has begun here."""
+    original = NativeCommunicator._wait
+
+    def wait(self: NativeCommunicator, op):
+        if op[1] == args.mark_reducing_in_round + 1:
+            write_marker(args, "reducing")
+        return original(self, op)
+
+    NativeCommunicator._wait = wait  # type: ignore[method-assign]
 
 
 def write_marker(args: argparse.Namespace, text: str) -> None:
@@ -124,18 +169,32 @@ def main() -> None:
     torch.set_num_threads(1)
     model = torch.nn.Module()
     model.theta = torch.nn.Parameter(torch.zeros(args.numel))
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=args.inner_momentum if args.joiner == "donor" else 0.0
+    )
     if args.kill_self:
         hit_while_sending(args, args.kill_self, signal.SIGKILL)
     if args.stop_self:
         hit_while_sending(args, args.stop_self, signal.SIGSTOP)
     if args.begin_after:
         begin_late(args)
+    if args.say_no_rates:
+        say_no_rates()
     if args.mark_ready_in_round is not None:
         mark_when_ready(args)
+    if args.mark_reducing_in_round is not None:
+        mark_reducing(args)
     total = args.rounds * args.inner_steps
     with atoll.join(
-        args.address, run="quadratic", model=model, optimizer=inner, steps=total, peer=args.peer, out=args.out
+        args.address,
+        run="quadratic",
+        model=model,
+        optimizer=inner,
+        steps=total,
+        peer=args.peer,
+        advertise=args.advertise,
+        out=args.out,
+        checkpoints=args.checkpoints,
     ) as session:
         optimizer = atoll.DiLoCoOptimizer(
             session,
@@ -144,6 +203,8 @@ def main() -> None:
             momentum=args.momentum,
             codec=args.codec,
             weights=args.weights,
+            steps_by_speed=args.steps_by_speed,
+            joiner=args.joiner,
         )
         scheduler = None
         if args.halve_lr_at is not None:
@@ -154,16 +215,35 @@ def main() -> None:
             run_round(args, session, model, optimizer, scheduler)
 
 
+def hold(args: argparse.Namespace, session: atoll.Session) -> None:
+    """Stand still in the inner loop, as a slow machine would, until a test says to go on."""
+    deadline_s = time.monotonic() + BEGIN_WITHIN_S
+    while not args.until.exists():
+        assert time.monotonic() < deadline_s, f"no {args.until} within {BEGIN_WITHIN_S} s"
+        session.safe_point()
+        time.sleep(0.005)
+
+
 def run_round(args, session, model, optimizer, scheduler) -> None:
+    if args.checkpoints is not None:
+        session.safe_point()
     round_ = optimizer.local_epoch
     started_s = time.monotonic()
+    version, before = session.version, optimizer.last_round
     made = args.inner_steps if args.steps_made is None else args.steps_made
     for step in range(made):
         if round_ == args.halt_in_round and step == 1:
             write_marker(args, "halted")
-            while True:
+            while session.version == version:
                 session.safe_point()
                 time.sleep(0.01)
+        if round_ == args.hold_in_round and step == 1:
+            hold(args, session)
+        if round_ == args.block_in_round and step == 1:
+            block(lambda: write_marker(args, "blocked"))
+        if session.asked_to_leave:
+            return
+        time.sleep(args.step_s)
         optimizer.zero_grad()
         loss = 0.5 * (model.theta - args.center).square().sum()
         loss.backward()
@@ -180,12 +260,16 @@ def run_round(args, session, model, optimizer, scheduler) -> None:
         optimizer.step(tokens=args.tokens)
         if scheduler is not None:
             scheduler.step()
+        if optimizer.local_epoch > round_:  # the round was closed before its time
+            break
     if args.wait_for_freeze:
         while not session._member.freeze_requested(round_ + 1):
             session.safe_point()
             time.sleep(0.005)
     if made < args.inner_steps:
         optimizer.finish_round()
+    if optimizer.last_round is before or optimizer.last_round.missed:
+        return  # it had to catch up, and is somewhere in a later round now
     theta = model.theta.detach()
     assert (theta == theta[0]).all(), "all elements follow the same closed form"
     line = {

@@ -9,30 +9,34 @@ import hashlib
 import hmac
 import secrets
 import socket
+import ssl
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from support import engines
+
 HELLO_BYTES, PROOF_BYTES, FRAME_BYTES = 256, 32, 64
-BEGIN, CONTRIBUTION, FINISHED, ACK_CONTRIBUTION, ACK_FINISHED, PING = range(1, 7)
+BEGIN, CONTRIBUTION, FINISHED, ACK_CONTRIBUTION, ACK_FINISHED, PING, PONG = range(1, 8)
 
 _HEADER = struct.Struct("<4sBxxxQQIIQIIQ")
 _MASK = (1 << 64) - 1
 _KEY_STEP = 0x9E3779B97F4A7C15
 
 
-def hello(run: str, peer: str, target: str, nonce: bytes | None = None) -> bytes:
+def hello(run: str, peer: str, target: str, nonce: bytes | None = None, instance: int = 1) -> bytes:
     name = peer.encode()
     return struct.pack(
-        "<8sIII4x32s32s32s128s8x",
+        "<8sIII4x32s32s32s128sQ",
         b"ATOLL-1\n",
-        1,
+        2,
         0,
         len(name),
         hashlib.sha256(run.encode()).digest(),
         nonce or secrets.token_bytes(32),
         hashlib.sha256(target.encode() + b"\x000").digest(),
         name,
+        instance,
     )
 
 
@@ -43,13 +47,13 @@ def _finish(value: int) -> int:
 
 
 def checksum64(data: bytes) -> int:
-    key, total = _finish(_KEY_STEP), 0
+    key, products, total = _finish(_KEY_STEP), 0, 0
     padded = data + bytes(8 - len(data) % 8)  # a word of the tail, even of an empty one
     for index, (word,) in enumerate(struct.iter_unpack("<Q", padded)):
         mixed = (key + index * _KEY_STEP + word) & _MASK
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        total = (total + (mixed ^ (mixed >> 27))) & _MASK
-    return _finish(total ^ _finish(len(data)))
+        products = (products + (mixed & 0xFFFFFFFF) * (mixed >> 32)) & _MASK
+        total = (total + mixed) & _MASK
+    return _finish((products + _finish(total ^ _finish(len(data)))) & _MASK)
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,26 @@ class Frame:
         return header + struct.pack("<Q", checksum64(header)) + self.payload
 
 
+def connect(port: int) -> socket.socket:
+    """To an engine; in TLS, with the standard library's, if the test's engines speak it."""
+    plain = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+    if engines.TLS is None:
+        return plain
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(engines.CERTIFICATES / "authority.pem")
+    context.load_cert_chain(engines.CERTIFICATES / "peer.pem", engines.CERTIFICATES / "peer.key")
+    return context.wrap_socket(plain)
+
+
 class RawPeer:
     """Dials an engine as `peer`, proves the key, then says what the test wants. Every wait is bounded."""
 
-    def __init__(self, port: int, peer: str, target: str, key: bytes, run: str = "test") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10.0)
-        ours = hello(run, peer, target)
+    def __init__(
+        self, port: int, peer: str, target: str, key: bytes, run: str = "test", instance: int = 1
+    ) -> None:
+        self.socket = connect(port)
+        ours = hello(run, peer, target, instance=instance)
         self.socket.sendall(ours)
         theirs = self.read(HELLO_BYTES)
         self.socket.sendall(hmac.digest(key, b"d" + ours + theirs, "sha256"))
@@ -95,7 +113,7 @@ class RawPeer:
         return data
 
     def read_frame(self) -> Frame:
-        """The next frame that is no ping."""
+        """The next frame that is no ping and no pong."""
         while True:
             header = self.read(FRAME_BYTES)
             assert struct.unpack("<Q", header[56:])[0] == checksum64(header[:56])
@@ -104,7 +122,7 @@ class RawPeer:
             )
             payload = self.read(length)
             assert not payload or checksum == checksum64(payload)
-            if kind != PING:
+            if kind not in (PING, PONG):
                 return Frame(kind, (term, round_, fragment, attempt), digest, chunk, payload)
 
     def read_frames(self) -> Iterator[Frame]:
@@ -134,10 +152,10 @@ class RawPeer:
         try:
             while self.socket.recv(1 << 16):
                 pass
-        except ConnectionResetError:
-            pass
         except TimeoutError:
             return False
+        except (ConnectionResetError, ssl.SSLError):
+            pass
         return True
 
     def close(self) -> None:

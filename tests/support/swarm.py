@@ -17,6 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from atoll.events import read_events
+from atoll.membership.operator import Status
+from atoll.membership.operator_link import ask_status
+from atoll.recovery.folder import RAM, remove_stale
 from support.nursery import Child, Nursery
 
 TOKEN = "a-token-for-tests-0123456789abcdef"
@@ -63,30 +66,59 @@ class Peer:
 class Swarm:
     """A coordinator and its peers. Use in a `with` statement: leaving it ends every process it started."""
 
-    def __init__(self, folder: Path, *, start_peers: int, run: str = "quadratic", **membership: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        start_peers: int,
+        run: str = "quadratic",
+        save_rounds: int = 0,
+        **membership: Any,
+    ) -> None:
+        """`save_rounds`: every so many versions are checkpoints, for peers with --checkpoints; 0: none are."""
         self.folder, self.run = folder, run
+        self.save_rounds = save_rounds
         self.peers: dict[str, Peer] = {}
-        self.settings = {**FAST, "start_peers": start_peers, **membership}
+        self._read: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+        relearn_s = max(30.0, membership.get("dead_s", 0.0))
+        self.settings = {**FAST, "relearn_s": relearn_s, "start_peers": start_peers, **membership}
         self.journal = folder / "journal"
-        self.address = "127.0.0.1:0"
+        self.address = self.first_address()
         self.coordinator = self._start_coordinator()
+
+    def first_address(self) -> str:
+        """Where the coordinator is to listen."""
+        return "127.0.0.1:0"
+
+    def placed(self, command: list[str]) -> list[str]:
+        """The coordinator's command, as it is run where it is to live."""
+        return command
 
     # ---- starting --------------------------------------------------------------------------------------------------
 
     def _start_coordinator(self) -> subprocess.Popen[bytes]:
         before = len(self.events("CoordinatorListening"))
-        process = self._spawn_coordinator()
+        process = self.spawn_coordinator()
         self.wait(
             lambda: len(self.events("CoordinatorListening")) > before, within_s=60, what="the coordinator"
         )
         self.address = self.events("CoordinatorListening")[-1]["address"]
         return process
 
+    def coordinator_listens(self) -> bool:
+        """Whether the process that was started last lives and has said that it listens."""
+        told = [e for e in self.events() if e["type"] in ("RunStarted", "CoordinatorListening")]
+        started = [event["pid"] for event in told if event["type"] == "RunStarted"]
+        listens = bool(told) and told[-1]["type"] == "CoordinatorListening"
+        return listens and started[-1] == self.coordinator.pid and self.coordinator.poll() is None
+
     def start_ended_coordinator(self) -> None:
         """Start it again where it will have nothing to do: it ends by itself."""
-        self._spawn_coordinator()
+        self.spawn_coordinator()
 
-    def _spawn_coordinator(self) -> subprocess.Popen[bytes]:
+    def spawn_coordinator(self) -> subprocess.Popen[bytes]:
+        """Start its process, and do not wait until it listens."""
+        saves = [f"--set=checkpoint.every_rounds={self.save_rounds}", "--set=checkpoint.every_s=0"]
         sets = [f"--set=membership.{name}={json.dumps(value)}" for name, value in self.settings.items()]
         command = [sys.executable, "-m", "atoll", "coordinator", "--run", self.run, "--bind", self.address]
         command += [
@@ -95,10 +127,11 @@ class Swarm:
             "--set",
             f"local.out={json.dumps(str(self.folder))}",
             *sets,
+            *saves,
         ]
         log = (self.folder / "coordinator.log").open("ab")
         process = subprocess.Popen(
-            command, env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            self.placed(command), env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
         log.close()
         self.coordinator = process
@@ -108,10 +141,35 @@ class Swarm:
         self.coordinator.send_signal(signal.SIGKILL)
         self.coordinator.wait(timeout=10)
 
+    def kill_all(self) -> None:
+        """Every process of the run at once: the coordinator and all peers."""
+        self.coordinator.send_signal(signal.SIGKILL)
+        for peer in self.peers.values():
+            peer.send(signal.SIGKILL)
+        self.coordinator.wait(timeout=10)
+        for peer in self.peers.values():
+            peer.process.wait(timeout=10)
+
     def restart_coordinator(self) -> None:
         """Start it again on the same address and journal; the old one must have ended."""
         assert self.coordinator.poll() is not None
         self._start_coordinator()
+
+    def order(self, *arguments: str, within_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run `atoll COMMAND ADDRESS ...` against this run's coordinator, and wait for it."""
+        command, *rest = arguments
+        return subprocess.run(
+            [sys.executable, "-m", "atoll", command, self.address, *rest],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def status(self) -> Status:
+        """How the run stands, asked as `atoll status` does, without a process for it."""
+        return ask_status(self.address, TOKEN.encode())
 
     def quadratic(self, name: str, center: float, *arguments: object) -> Peer:
         """Start a peer of the quadratic. Further arguments are those of quadratic_peer.py."""
@@ -152,11 +210,22 @@ class Swarm:
         assert set(codes.values()) == {0}, f"{codes}\n{self.logs()}"
 
     def events(self, kind: str | None = None, source: str = "coordinator") -> list[dict[str, Any]]:
-        path = self.folder / self.run / f"{source}.jsonl"
+        path = self._events_file(source)
         if not path.exists():
             return []
-        found = [line.event for _, line, _ in read_events(path)]
+        end, found = self._read.get(source, (0, []))
+        new = list(read_events(path, end))  # tests ask again and again: only what is new is read
+        found += [line.event for _, line, _ in new]
+        self._read[source] = (new[-1][0] if new else end, found)
         return [event for event in found if kind in (None, event["type"])]
+
+    def when(self, kind: str, source: str = "coordinator") -> float:
+        """When the first event of this kind was written, in Unix seconds."""
+        told = (line for _, line, _ in read_events(self._events_file(source)))
+        return next(line.wall_time_s for line in told if line.event["type"] == kind)
+
+    def _events_file(self, source: str) -> Path:
+        return self.folder / self.run / f"{source}.jsonl"
 
     def logs(self) -> str:
         return "\n".join(
@@ -191,6 +260,7 @@ class Swarm:
             if process.poll() is None:
                 process.kill()
             process.wait(timeout=10)
+        remove_stale(RAM)  # of peers that were killed before they had a sidecar to do it
 
 
 @functools.cache

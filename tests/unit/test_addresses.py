@@ -29,7 +29,22 @@ def test_ipv6_stays_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_address("[2001:db8::1]:7070", "", 0, "") == EngineAddress("::", 0, "2001:db8::7")
 
 
-@pytest.mark.parametrize("address", ["7070", "host:", "host:port", "no such host.invalid:7070"])
+def test_of_several_coordinators_the_first_that_can_be_looked_up_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = socket.getaddrinfo
+
+    def look_up(host: str, *arguments: object, **more: object) -> object:
+        if host == "gone.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real(host, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    found = engine_address("gone.invalid:7070, 127.0.0.1:7071,127.0.0.1:7072", "", 0, "")
+    assert found == EngineAddress("127.0.0.1", 0, "127.0.0.1")
+
+
+@pytest.mark.parametrize("address", ["7070", "a:b,7070", "host:", "host:port", "no such host.invalid:7070"])
 def test_addresses_that_cannot_be_right_are_one_line(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

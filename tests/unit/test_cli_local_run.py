@@ -16,13 +16,13 @@ import pytest
 
 from atoll.cli import children
 from atoll.cli.launch import in_fresh_folder, with_peers
-from atoll.cli.local_run import LocalRun, ProcessFailed, fresh_name
+from atoll.cli.local_run import LocalRun, ProcessFailed, fresh_name, unfinished
 from atoll.cli.signals import Stopped
 from atoll.config.load import load
 from atoll.config.schema import RunConfig
 from atoll.dashboard.console import Nothing
 from atoll.errors import ConfigError, DeadlineExceeded, LocalError
-from atoll.events import PeerKilled
+from atoll.events import EventLog, JsonLinesSink, PeerKilled, RunEnded, RunStarted
 
 STUB = Path(__file__).parents[1] / "support" / "stub_atoll.py"
 SLACK_S = 20.0  # for a busy machine
@@ -213,3 +213,35 @@ def test_numbers_of_peers_that_make_no_run() -> None:
     config = load(None, ["membership.start_peers=3", "membership.min_peers=3"], {})
     with pytest.raises(ConfigError, match=r"--peers 2 is below membership\.min_peers = 3"):
         with_peers(config, 2)
+
+
+def test_a_launch_goes_on_with_the_newest_run_that_is_not_over_and_has_a_checkpoint(tmp_path: Path) -> None:
+    assert unfinished(tmp_path / "absent", "run") is None
+    folder = tmp_path / "run-20260131-235959"
+    sink = JsonLinesSink(folder / "coordinator.jsonl")
+    log = EventLog("coordinator", sink)
+    log.emit(RunStarted("coordinator", "run", "", 1))
+    (tmp_path / "run-20260131-000000" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run-20260131-000000" / "checkpoints" / "latest").write_text("")
+    assert unfinished(tmp_path, "run") is None, "it has no checkpoint yet"
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "latest").write_text("")
+    assert unfinished(tmp_path, "run") == folder.name
+    assert unfinished(tmp_path, "ru") is None
+    log.emit(RunEnded("stopped", 143))
+    assert unfinished(tmp_path, "run") == folder.name
+    log.emit(RunEnded("the run is done", 0))
+    assert unfinished(tmp_path, "run") is None
+    sink.close()
+
+
+def test_a_run_that_goes_on_tells_no_old_news(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "short")
+    finish(LocalRun(config, num_peers=2))
+    with pytest.raises(LocalError, match="choose another"):
+        LocalRun(config, num_peers=2)
+    again = LocalRun(config, num_peers=2, resume=True)
+    before = [seen for seen in again.poll() if not isinstance(seen.event, PeerKilled)]
+    assert before == []
+    finish(again)
+    assert again.view.peer("peer-1").step == 10

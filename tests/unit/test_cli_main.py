@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from atoll import __version__
-from atoll.cli.coordinator import make_lanes, parse_address, settings_of
-from atoll.cli.main import COMMANDS, run
+from atoll.cli.coordinator import parse_address, settings_of
+from atoll.cli.main import BENCH_COMMANDS, COMMANDS, run
 from atoll.config.load import load
 from atoll.errors import AtollError, ConfigError
-from atoll.values import Edge, Lane
 
 TOKEN = "a token for tests only"
 
@@ -58,7 +57,9 @@ def _family(cls: type[AtollError]) -> list[type[AtollError]]:
     return [each for child in mine for each in [child, *_family(child)] if each.exit_code > 1]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "config show", "config schema"])
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *(f"bench {name}" for name in BENCH_COMMANDS), "config show", "config schema"]
+)
 def test_every_command_has_a_help_worth_reading(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
@@ -108,6 +109,39 @@ def test_no_token_is_exit_5_and_leaves_nothing(tmp_path: Path, capsys: pytest.Ca
         assert code == 5
         assert "no run token: set ATOLL_TOKEN" in line
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+@pytest.mark.parametrize(
+    ("journal", "settings", "says"),
+    [
+        ("etcd://", [], "'' is no endpoint of etcd; write etcd://HOST:2379 or"),
+        (
+            "etcd://a:1",
+            ["heartbeat_s=2.6", "dead_s=6"],
+            "lease_s = 5.0 is below 2 x heartbeat_s = 5.2: raise it",
+        ),
+        (
+            "etcd://a:1",
+            ["lease_s=40", "coordinator_lost_s=45"],
+            "= 45.0 must be above lease_s + dead_s = 45.0",
+        ),
+        ("etcd://a:1", ["lease_s=1"], "membership.lease_s = 1"),
+    ],
+)
+def test_a_journal_in_etcd_wants_waits_that_go_together(
+    journal: str,
+    settings: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ATOLL_TOKEN", TOKEN)
+    sets = [part for each in settings for part in ("--set", f"membership.{each}")]
+    code, (line,) = refused(capsys, "coordinator", "--run", "r", "--journal", journal, *sets)
+    assert code == 2
+    assert says in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_unknown_variables_are_exit_2(
@@ -211,10 +245,3 @@ def test_the_coordinator_decides_by_the_configured_values() -> None:
     assert (settings.run, settings.start_peers, settings.max_seconds) == ("r", 3, 60)
     assert settings.timeouts.dead_s == 7
     assert settings.timeouts.vote_s == config.membership.vote_s
-
-
-def test_lanes_avoid_broken_edges_or_drop_the_youngest() -> None:
-    oldest_first = ("c", "a", "b")
-    assert make_lanes(oldest_first, ()) == (frozenset(), (Lane("a"), Lane("b"), Lane("c")))
-    assert make_lanes(oldest_first, (Edge("a", "b"),)) == (frozenset(), (Lane("c"),))
-    assert make_lanes(("c", "a"), (Edge("a", "c"),)) == (frozenset({"a"}), (Lane("c"),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -54,12 +55,42 @@ def test_a_plan_with_several_ranks_joins_those_of_the_same_number() -> None:
     index = {node: position for position, node in enumerate(expansion.nodes)}
     members = [index[NodeId(peer, 1)] for peer in ("a", "b", "c")]
     sources = [index[NodeId("a", 1)], index[NodeId("c", 1)]]
-    assert expansion.lanes == (
-        (index[NodeId("b", 1)], sources, [2, 1], members),
-        (index[NodeId("c", 1)], sources, [2, 1], members),
-    )
+    for lane, root in zip(expansion.lanes, ("b", "c"), strict=True):
+        star = [index[NodeId(root, 1)] if node in members else -1 for node in range(7)]
+        assert lane == (index[NodeId(root, 1)], sources, [2, 1], star, star)
     with pytest.raises(ValueError, match="'a' has no rank 2"):
         expand(two_each, 2)
+
+
+def test_a_signal_between_the_report_and_its_reader_is_no_other_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine has forgotten the op once it has reported; a goodbye must not become "op is not running here"."""
+    with Engines(2) as engines:
+        comm = engines.comms["p0"]
+        plan = engines.plan(GRID, "fp32", OpId(1, 0))
+
+        class Interrupted:
+            def __init__(self, engine: Any) -> None:
+                self._engine = engine
+                self.interrupted = False
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._engine, name)
+
+            def wait(self, op: tuple[int, int, int, int], timeout_s: float) -> object:
+                found = self._engine.wait(op, timeout_s)
+                if found is not None and not self.interrupted:
+                    self.interrupted = True
+                    raise KeyboardInterrupt
+                return found
+
+        monkeypatch.setattr(comm, "_engine", Interrupted(comm._engine))
+        other = engines.comms["p1"]
+        running = Running(other, plan, GRID, encoded(GRID, "fp32", 1.0))
+        with pytest.raises(KeyboardInterrupt):
+            comm.reduce(plan, GRID, encoded(GRID, "fp32", 2.0), np.empty(GRID.wire_bytes("fp32"), np.uint8))
+        running.report()
 
 
 def test_hosts_may_be_names() -> None:

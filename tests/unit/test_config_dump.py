@@ -50,15 +50,36 @@ def test_there_are_recipes() -> None:
 
 
 def test_every_key_of_the_run_is_compared_but_where_the_text_lies() -> None:
-    compared = {".".join(name.split(".")[:2]) for name in flatten(RunConfig())}
+    mixed = load(None, ['data.shards=["/a"]', "data.weights=[1.0]"], {})
+    compared = {".".join(name.split(".")[:2]) for name in flatten(mixed)}
     sections = ("run", "model", "data", "inner", "outer")
     expected = {name for name in dotted_names() if name.split(".")[0] in sections}
-    assert compared == expected - {"data.sources"}
+    assert compared == expected - {"data.sources", "data.shards", "data.cache", "model.init_from"}
 
 
 def test_own_paths_do_not_differ() -> None:
-    one = load(None, ['data.sources=["/a"]', "data.tokenizer=/a/tok.json", "local.out=/a"], {})
-    two = load(None, ['data.sources=["/b"]', "data.tokenizer=/b/tok.json", "local.out=/b"], {})
+    one = load(
+        None,
+        [
+            'data.sources=["/a"]',
+            "model.init_from=/a",
+            "data.cache=/a",
+            "data.tokenizer=/a/tok.json",
+            "local.out=/a",
+        ],
+        {},
+    )
+    two = load(
+        None,
+        [
+            'data.sources=["/b"]',
+            "model.init_from=/b",
+            "data.cache=/b",
+            "data.tokenizer=/b/tok.json",
+            "local.out=/b",
+        ],
+        {},
+    )
     assert flatten(one) == flatten(two)
     assert settings_digest(flatten(one)) == settings_digest(flatten(two))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.config.environment import for_child, run_token, settings_variables
+from atoll.config.environment import for_child, for_sidecar, run_token, settings_variables
 from atoll.errors import ConfigError, Refused
 
 
@@ -52,3 +52,8 @@ def test_no_token_is_refused_with_a_remedy(tmp_path: Path) -> None:
 def test_a_child_gets_the_token_and_no_settings() -> None:
     given = {"PATH": "/bin", "ATOLL_OUTER__LR": "1", "ATOLL_TOKEN_FILE": "/secret"}
     assert for_child("the token", given) == {"PATH": "/bin", "ATOLL_TOKEN": "the token"}
+
+
+def test_a_sidecar_gets_nothing_of_atolls() -> None:
+    given = {"PATH": "/bin", "ATOLL_OUTER__LR": "1", "ATOLL_TOKEN": "secret", "ATOLL_TOKEN_FILE": "/secret"}
+    assert for_sidecar(given) == {"PATH": "/bin"}

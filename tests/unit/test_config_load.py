@@ -59,6 +59,13 @@ def test_values_that_are_no_toml_are_text() -> None:
     assert (config.run.name, config.local.coordinator, config.local.peer) == ("first", "10.0.0.1:7070", "17")
 
 
+def test_a_share_is_a_number_or_a_word(tmp_path: Path) -> None:
+    path = write(tmp_path, "[outer]\nerror_feedback = 2\n")
+    assert mistakes(path) == ["run.toml:2: outer.error_feedback = 2: must be at most 1"]
+    path = write(tmp_path, '[outer]\nerror_feedback = "all"\n')
+    assert mistakes(path) == ['run.toml:2: outer.error_feedback = "all": must be a number or "auto"']
+
+
 def test_all_mistakes_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -72,7 +79,8 @@ def test_all_mistakes_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
         '--set data.sources = "foo": must be a list in [ ]',
         'run.toml:6: outer.lr = "fast": must be a number',
         "run.toml:9: outer.momentum = inf: must be a finite number",
-        'run.toml:8: outer.codec = "int9": must be "fp32" or "int8"; did you mean "int8"?',
+        'run.toml:8: outer.codec = "int9": must be "fp32", "bf16", "fp16", "int8", "int4", "e3m0", "stat2", "topk" or '
+        '"topk256"; did you mean "int8"?',
         "run.toml:7: outer.inner_stesp = 50: unknown key; did you mean outer.inner_steps?",
         "--set eval.sequences = 0: must be above 0",
         "run.toml:10: modle: unknown table; did you mean model?",
@@ -151,3 +159,36 @@ def test_malformed_assignments_are_all_told() -> None:
     first, second = mistakes(None, "outer.lr", "=3")
     assert first.startswith("--set outer.lr: write it as section.key=value")
     assert second.startswith("--set =3: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["dead_s=1", "heartbeat_s=0.6"], "dead_s = 1.0 is below 2 x heartbeat_s = 1.2"),
+        (["coordinator_lost_s=5"], "coordinator_lost_s = 5.0 must be above dead_s = 5.0"),
+        (["dead_s=40"], "relearn_s = 30.0 is below dead_s = 40.0"),
+        (["stall_s=1.5"], "stall_s = 1.5 is below 2 x heartbeat_s = 2.0"),
+        (["vote_s=0.9"], "vote_s = 0.9 is below heartbeat_s = 1.0"),
+        (
+            ["policy=deadline", "grace_s=9", "ready_wait_s=9"],
+            "grace_s = 9.0 must be below ready_wait_s = 9.0",
+        ),
+        (["attempt_s=5"], "net.progress_timeout_s = 5.0 must be below membership.attempt_s = 5.0"),
+    ],
+)
+def test_timeouts_that_contradict_each_other_are_refused_with_the_numbers(
+    given: list[str], said: str
+) -> None:
+    (message,) = mistakes(None, *(f"membership.{each}" for each in given))
+    assert said in message
+
+
+@pytest.mark.parametrize("recipe", sorted(Path("recipes").glob("*.toml")), ids=lambda path: path.name)
+def test_recipes_contradict_nothing(recipe: Path) -> None:
+    load(recipe, [], {})
+
+
+def test_steps_by_speed_go_with_weights_by_tokens(tmp_path: Path) -> None:
+    path = write(tmp_path, '[outer]\nsteps_by_speed = true\nweights = "equal"\n')
+    (message,) = mistakes(path)
+    assert 'steps_by_speed = true goes with weights = "tokens"' in message

@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from atoll.membership import exclusion
 from atoll.membership.exclusion import REMEMBERED_NORMS, remember_norms, select, usual_norm
 from atoll.membership.messages import Ready
 from atoll.values import Contribution
@@ -121,3 +122,26 @@ def test_any_readies_give_one_ordered_selection() -> None:
         weights = [each.weight for each in selection.contributions]
         assert not weights or (min(weights) > 0 and math.gcd(*weights) == 1)
         assert selection == select(dict(sorted(readies.items())), (1.0,), norm_limit=100.0, equal=False)
+
+
+def test_probation_begins_with_the_third_refusal_and_ends_by_itself() -> None:
+    offences: exclusion.Offences = {}
+    for round_ in (2, 5, 9):
+        assert not exclusion.probation(offences, round_)
+        offences = exclusion.remember_offences(offences, {"c"}, round_)
+    assert exclusion.probation(offences, 10)["c"].endswith("refused in rounds 2, 5, 9")
+    assert exclusion.probation(offences, 17)
+    assert not exclusion.probation(offences, 18)
+    assert not exclusion.remember_offences(offences, (), 18), "what is long ago is forgotten"
+
+
+def test_an_update_of_a_peer_on_probation_is_better_than_none() -> None:
+    ready = Ready(1, 0, "d0", 10, 1, 1.0, True)
+    on_probation = {"c": "it is on probation"}
+    both = exclusion.select(
+        {"a": ready, "c": ready}, (), norm_limit=100.0, equal=False, probation=on_probation
+    )
+    assert [each.peer for each in both.contributions] == ["a"]
+    assert both.left_out == on_probation
+    alone = exclusion.select({"c": ready}, (), norm_limit=100.0, equal=False, probation=on_probation)
+    assert [each.peer for each in alone.contributions] == ["c"]

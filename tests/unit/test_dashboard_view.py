@@ -12,6 +12,7 @@ from atoll import events
 from atoll.dashboard.console import EventPrinter, Goal, PlainLines, render
 from atoll.dashboard.view import Seen, View, fold, fold_all
 from atoll.dashboard.words import bytes_text, clock_text, number_text
+from atoll.values import LinkRate
 from support.made_up_run import BEGAN_S, applied, loss_at, made_up_run
 
 
@@ -77,7 +78,13 @@ def test_folding_does_not_change_the_view_it_began_with() -> None:
 
 def test_every_event_type_can_be_folded() -> None:
     fillings = {"str": "x", "int": 1, "float": 1.0, "bool": False, "tuple[str, ...]": ("peer-0",)}
-    fillings |= {"tuple[int, ...]": (1,), "float | None": None}
+    fillings |= {
+        "tuple[int, ...]": (1,),
+        "float | None": None,
+        "tuple[LinkRate, ...]": (LinkRate("a", "b", 1.0),),
+        "int | None": None,
+        "dict[str, int]": {"peer-0": 8},
+    }
     for kind in events.event_types().values():
         fields = [fillings[kind.__annotations__[name]] for name in kind.__struct_fields__]
         view = fold(View(), Seen(BEGAN_S, "peer-0", kind(*fields)))
@@ -94,6 +101,21 @@ def test_the_screen_shows_peers_round_progress_and_news() -> None:
     assert "round 11 of 3 peers: compute 2.50 s, wait 0.20 s, wire 0.06 s, apply 0.04 s, 480 kB" in text
     assert f"validation loss {loss_at(120) - 0.1:.3f} (at the start 5.600)" in text
     assert "peer-2 was killed (SIGKILL), on purpose" in text
+
+
+def test_the_plan_of_a_round_stands_beside_its_seconds() -> None:
+    began = fold(View(), Seen(BEGAN_S, "coordinator", _attempt(4)))
+    view = fold(began, Seen(BEGAN_S, "peer-0", applied(4, ("peer-0",))))
+    assert "(ring, 1.25 s planned), apply" in printed(view, Goal(60, 100), BEGAN_S)
+    late = fold(
+        fold(began, Seen(BEGAN_S, "coordinator", _attempt(5))),
+        Seen(BEGAN_S, "peer-0", applied(4, ("peer-0",))),
+    )
+    assert "planned" not in printed(late, Goal(60, 100), BEGAN_S)
+
+
+def _attempt(number: int) -> events.AttemptStarted:
+    return events.AttemptStarted(f"t1/r{number}/f0/a0", ("peer-0",), ("peer-0",), "all", "ring", 1.25)
 
 
 def test_progress_by_time_or_by_steps() -> None:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-import msgspec
 import numpy as np
-import psutil
 import pytest
 
 from atoll.plan.grid import Grid
-from atoll.values import Edge, OpId, Plan, ReduceReport
+from atoll.values import Edge, OpId
 from support.engines import (
     KEY,
     Engines,
@@ -29,60 +22,11 @@ from support.engines import (
     plan_for,
     power_of,
 )
+from support.peer_process import peer_process
 from support.slack import SLACK_S
 
-PEER = Path(__file__).parent.parent / "support" / "engine_peer.py"
+pytestmark = pytest.mark.usefixtures("stream")
 BIG = Grid.of([5_000_000])  # 20 MB in fp32: 10 MB each way between two
-
-
-class PeerProcess:
-    """An engine in a process of its own; see support/engine_peer.py."""
-
-    def __init__(self, peer: str, value: float, *options: str) -> None:
-        command = [
-            sys.executable,
-            str(PEER),
-            "--peer",
-            peer,
-            "--key",
-            KEY.hex(),
-            "--value",
-            str(value),
-            *options,
-        ]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-
-    def begin(self, plan: Plan) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(plan).decode() + "\n")
-        self.process.stdin.flush()
-
-    def report(self, within_s: float = 30.0) -> ReduceReport:
-        out, _ = self.process.communicate(timeout=within_s)
-        return msgspec.json.decode(out, type=ReduceReport)
-
-    def halted(self, how: signal.Signals, within_s: float = 10.0) -> bool:
-        """Whether the peer's own fault fired: it was killed, or it is stopped."""
-        if how == signal.SIGKILL:
-            return self.process.wait(within_s) == -how
-        return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-@contextmanager
-def peer_process(peer: str, value: float, *options: str) -> Iterator[PeerProcess]:
-    started = PeerProcess(peer, value, *options)
-    try:
-        yield started
-    finally:
-        started.end()
 
 
 def edges_between(a: str, b: str) -> set[Edge]:
@@ -145,6 +89,30 @@ def test_a_frozen_peer_that_takes_no_bytes_is_found_before_the_deadline() -> Non
             named = {edge for report in reports.values() for edge in report.broken}
             assert any("z" in (edge.source, edge.target) for edge in named)
             assert min(report.stats.wire_s for report in reports.values()) < 15.0
+
+
+@pytest.mark.fault
+def test_an_aborted_op_names_who_has_not_answered() -> None:
+    """The coordinator gives an attempt up because one member said no: the others still say what they know."""
+    with Engines(2, connect_timeout_s=60.0) as engines:
+        with peer_process("z", 64.0, "--halt", "SIGSTOP", "--after", "3000000") as victim:
+            plan = plan_for(
+                engines.ports | {"z": victim.port}, BIG.numel, "fp32", OpId(1, 0), deadline_s=60.0
+            )
+            victim.begin(plan)
+            running = engines.begin(plan, BIG)
+            give_up_at = time.monotonic() + 30.0
+            while not victim.halted(signal.SIGSTOP):
+                assert time.monotonic() < give_up_at, "the fault never fired"
+            time.sleep(1.5)  # longer than the second after which a node counts as silent
+            for peer, one in running.items():
+                engines.comms[peer].abort(plan.op)
+                report = one.report()
+                assert not report.ok
+                assert report.reason == "aborted; silent: z.0"
+                assert report.broken
+                assert set(report.broken) <= edges_between(peer, "z")
+            assert_exact_without(engines, OpId(1, 0, 0, 1))
 
 
 def assert_exact_without(engines: Engines, op: OpId) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,10 @@ from atoll.comm.native import NativeCommunicator
 from atoll.plan.grid import Grid
 from atoll.values import Edge, OpId, Plan
 from support.engines import KEY, Engines, Running, decoded, encoded, open_engine, plan_for
-from support.raw_peer import ACK_CONTRIBUTION, BEGIN, CONTRIBUTION, FINISHED, Frame, RawPeer, hello
+from support.raw_peer import ACK_CONTRIBUTION, BEGIN, CONTRIBUTION, FINISHED, Frame, RawPeer, connect, hello
 from support.slack import SLACK_S
 
+pytestmark = pytest.mark.usefixtures("stream")
 GRID = Grid.of([512])
 VALUES = encoded(GRID, "fp32", 3.0).tobytes()
 HALF = len(VALUES) // 2  # two roots: chunk 0 belongs to the raw peer "a", chunk 1 to the engine "m"
@@ -38,7 +40,7 @@ def hear_all(connection: socket.socket) -> bytes:
     try:
         while more := connection.recv(4096):
             heard += more
-    except ConnectionResetError:
+    except (ConnectionResetError, ssl.SSLError):
         pass
     return heard
 
@@ -242,7 +244,7 @@ STRANGERS = {
 @pytest.mark.parametrize("what", STRANGERS)
 def test_strangers_are_closed_at_once_and_learn_nothing(what: str) -> None:
     with engine() as comm:
-        with socket.create_connection(("127.0.0.1", comm.port), timeout=3.0) as stranger:
+        with connect(comm.port) as stranger:
             stranger.sendall(STRANGERS[what])
             heard = hear_all(stranger)
             assert len(heard) == (256 if what == "no proof" else 0)
@@ -254,7 +256,7 @@ def test_a_recorded_hello_is_worth_nothing_on_another_connection() -> None:
     with op_with_raw_peer() as (comm, _running, _raw, _begin):
         recorded = hello("test", "a", "m", nonce=bytes(32))
         for _ in range(2):
-            with socket.create_connection(("127.0.0.1", comm.port), timeout=3.0) as replayer:
+            with connect(comm.port) as replayer:
                 replayer.sendall(recorded)
                 answer = replayer.recv(256)
                 assert len(answer) == 256

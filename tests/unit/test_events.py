@@ -11,8 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from atoll.dashboard.words import sentence
 from atoll.errors import LocalError
-from atoll.events import JsonLinesSink, ModelSaved, PeerKilled, RunEnded, read_events
+from atoll.events import (
+    Event,
+    FaultPlayed,
+    InnerStateMissed,
+    InnerStateTaken,
+    JsonLinesSink,
+    ModelSaved,
+    PeerKilled,
+    RunEnded,
+    read_events,
+)
 
 KILLED = PeerKilled(peer="a", signal="SIGKILL")
 ENDED = RunEnded(reason="over", exit_code=0)
@@ -73,6 +84,32 @@ def test_a_folder_that_is_none_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match=r"cannot write events to .*file/events\.jsonl: .*; make room there"):
         JsonLinesSink(tmp_path / "file" / "events.jsonl")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        FaultPlayed("stop", "bern", 1.25),
+        FaultPlayed("leave", "bern"),
+        FaultPlayed("join", "chaos-1"),
+        InnerStateTaken(donor="aarau", version=7, size_bytes=1 << 33),
+        InnerStateMissed(reason="no donor staged one with the snapshot"),
+    ],
+    ids=str,
+)
+def test_what_is_written_is_read_and_told_in_a_sentence(tmp_path: Path, event: Event) -> None:
+    sink = JsonLinesSink(tmp_path / "events.jsonl")
+    sink(1.0, "me", event)
+    sink.close()
+    ((_, line, read),) = read_events(tmp_path / "events.jsonl")
+    assert read == event
+    assert line.event["type"] == type(event).__name__
+    told = sentence("me", event)
+    assert told is not None
+    assert (
+        str(next(iter(line.event[name] for name in ("peer", "donor", "reason") if name in line.event)))
+        in told
+    )
 
 
 LIMITED = """

@@ -86,8 +86,9 @@ def test_a_verdict_that_skips_a_version_is_not_obeyed() -> None:
     verdict = Verdict(OpId(1, 1), "committed", 2, "r", (), ("a",), {}, "far ahead")
     waiting = member.step(started(), TrainerSaid(READY), 0.2).state
     step = member.step(waiting, CoordinatorSaid(verdict), 0.3)
-    assert isinstance(step.effects[0], Fail)
-    assert step.state.phase is Phase.OVER
+    assert isinstance(step.effects[0], Send)
+    assert isinstance(step.effects[0].message, Declare), "so that it is told how to catch up"
+    assert step.state.phase is Phase.CATCHING_UP
 
 
 def test_a_freeze_that_comes_while_the_verdict_before_is_applied_is_kept() -> None:

@@ -184,6 +184,21 @@ def test_state_dict_round_trips_and_another_version_is_refused(tmp_path: Path) -
         session.finished()
 
 
+def test_state_dict_holds_what_the_codec_still_owes(tmp_path: Path) -> None:
+    model = Quadratic()
+    with lone(tmp_path / "fed", model, codec="topk") as (_, optimizer):
+        residual = optimizer.outer.feedback.residual
+        assert residual is not None
+        residual[:] = 3
+        saved = optimizer.state_dict()
+        residual[:] = 0
+        optimizer.load_state_dict(saved)
+        assert (residual == 3).all()
+    with lone(tmp_path / "not", model, codec="topk", error_feedback=0.0) as (_, optimizer):
+        assert optimizer.outer.feedback.residual is None
+        assert optimizer.state_dict()["residual"] is None
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -238,10 +253,11 @@ def test_opendilocos_constructor_joins_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"codec": "int9"}, "codec 'int9' is not known; choose one of fp32, int8"),
+        ({"codec": "int9"}, "codec 'int9' is not known; choose one of fp32, bf16, fp16, int8, int4,"),
         ({"inner_steps": 0}, "inner_steps is 0"),
         ({"lr": 0.0}, "lr is 0"),
         ({"weights": "loss"}, "choose"),
+        ({"error_feedback": 1.5}, "error_feedback is 1.5; it must be from 0 to 1"),
         ({"outer_optimizer": functools.partial(torch.optim.AdamW, lr=1.0)}, "AdamW; use torch.optim.SGD"),
         (
             {"outer_optimizer": functools.partial(torch.optim.SGD, lr=1.0, weight_decay=0.1)},

@@ -1,16 +1,14 @@
-"""Grid, chunks and lanes: pure integers, checked against slow and obvious versions."""
+"""Grid and chunks: pure integers, checked against slow and obvious versions."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
-from atoll.plan.lanes import cover_broken, direct_lanes
-from atoll.values import CODECS, Edge, Lane
+from atoll.values import CODECS, Lane
 
 sizes = st.lists(st.integers(0, 1200), min_size=1, max_size=8)
 codecs = st.sampled_from(sorted(CODECS))
@@ -63,26 +61,3 @@ def test_equal_shares_differ_by_at_most_one_block(numel: int, num_lanes: int) ->
     blocks = np.zeros(num_lanes, dtype=int)
     np.add.at(blocks, table.lanes, -(-np.diff(table.starts) // 256))
     assert blocks.max() - blocks.min() <= 1
-
-
-def test_a_broken_pair_leaves_the_others_as_roots() -> None:
-    broken = {Edge("a", "b")}
-    assert [lane.root for lane in direct_lanes(("a", "b", "c"), broken)] == ["c"]
-    assert cover_broken(("a", "b", "c"), broken) == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("members", "broken", "dropped"),
-    [
-        (("a", "b"), {Edge("b", "a")}, {"b"}),  # tie: the youngest goes
-        (("b", "a"), {Edge("b", "a")}, {"a"}),
-        (("a", "b", "c"), {Edge("a", "c"), Edge("b", "c")}, {"c"}),  # the one that nobody reaches
-        (("a", "b", "c", "d"), {Edge("a", "b"), Edge("c", "d")}, {"d"}),
-        (("a",), set(), set()),
-    ],
-)
-def test_the_smallest_cover_is_dropped(
-    members: tuple[str, ...], broken: set[Edge], dropped: set[str]
-) -> None:
-    assert cover_broken(members, broken) == dropped
-    assert direct_lanes([m for m in members if m not in dropped], broken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -50,7 +51,7 @@ class Script:
         return next(message for message in reversed(self.said) if isinstance(message, Vote))
 
 
-def plan(round_: int, attempt: int = 0) -> Plan:
+def plan(round_: int, attempt: int = 0, codec: str = "fp32") -> Plan:
     return Plan(
         op=OpId(1, round_, 0, attempt),
         base_version=0,
@@ -58,7 +59,7 @@ def plan(round_: int, attempt: int = 0) -> Plan:
         contributions=(Contribution("a", 1),),
         ranks={"a": (RankInfo("", 0, (Range(0, 5),)),)},
         lanes=(Lane("a"),),
-        codec="fp32",
+        codec=codec,
         deadline_s=5.0,
     )
 
@@ -75,7 +76,9 @@ def verdict(
     return Verdict(op=op, outcome=outcome, version=version, digest=digest, **values)  # type: ignore[arg-type]
 
 
-def rounds(script: Script, state: OuterState, comm: object = None) -> Rounds:
+def rounds(
+    script: Script, state: OuterState, comm: object = None, *, codec: str = "fp32", beta: float = 0.0
+) -> Rounds:
     return Rounds(
         peer="a",
         member=script,
@@ -83,9 +86,10 @@ def rounds(script: Script, state: OuterState, comm: object = None) -> Rounds:
         state=state,
         schedule=SCHEDULE,
         grid=GRID,
-        codec="fp32",
+        codec=codec,
         clock=script.clock,
         patience_s=10.0,
+        beta=beta,
     )
 
 
@@ -130,7 +134,7 @@ def test_an_attempt_that_fails_leaves_nothing_behind() -> None:
 def test_a_verdict_about_another_result_is_never_applied(wrong: Callable[[Script], Verdict]) -> None:
     script, state = Script(), fresh()
     script.orders = [plan(1), lambda: wrong(script)]
-    with pytest.raises(QuorumLost, match="without this peer"):
+    with pytest.raises(Diverged, match="holds another result"):
         rounds(script, state).run(ONES, WORK)
     assert state.version == 0
     assert not state.anchor.any()
@@ -174,3 +178,99 @@ def test_weights_that_overflow_end_the_run() -> None:
     with pytest.raises(Diverged, match="version 1 are not finite"):
         rounds(script, state).run(np.full(5, -3e38, dtype=np.float32), WORK)
     assert not np.isfinite(kernels.squared_norm(state.anchor))
+
+
+# ---- error feedback: the residual is part of the transaction ----
+
+UNEVEN = np.asarray([1, 2, 3, 40, 50], dtype=np.float32)
+
+
+def fed(script: Script, state: OuterState) -> Rounds:
+    """Rounds under stat2, which can not tell 1, 2 and 3 apart, and owes the whole difference."""
+    return rounds(script, state, codec="stat2", beta=1.0)
+
+
+def owed(one: Rounds) -> list[float]:
+    assert one.feedback.residual is not None
+    return one.feedback.residual.tolist()
+
+
+def test_what_a_committed_contribution_dropped_is_owed() -> None:
+    script, state = Script(), fresh()
+    one = fed(script, state)
+    script.orders = [plan(1, 0, "stat2"), lambda: verdict(OpId(1, 1, 0, 0), script.last_vote().digest)]
+    assert one.run(UNEVEN, WORK).committed
+    sent = -state.anchor  # the first stage averages, and this is the only peer
+    assert owed(one) == (UNEVEN - sent).tolist()
+    assert any(owed(one))
+    script.orders = [
+        plan(2, 0, "stat2"),
+        lambda: verdict(OpId(1, 2, 0, 0), script.last_vote().digest, version=2),
+    ]
+    before = np.asarray(owed(one), np.float32)
+    assert one.run(UNEVEN, WORK).committed
+    sent = -state.anchor - sent
+    np.testing.assert_allclose(np.asarray(owed(one)), UNEVEN + before - sent, rtol=0, atol=1e-5)
+
+
+def test_an_attempt_that_fails_owes_the_same_as_one_that_does_not() -> None:
+    results = []
+    for fails in (False, True):
+        script, state = Script(), fresh()
+        one = fed(script, state)
+        attempt = 1 if fails else 0
+        script.orders = [
+            lambda attempt=attempt, script=script: verdict(OpId(1, 1, 0, attempt), script.last_vote().digest)
+        ]
+        script.orders[:0] = [plan(1, i, "stat2") for i in range(attempt + 1)]
+        if fails:
+            comm = Faulty(
+                LoopbackCommunicator(LoopbackHub(), "a"), {OpId(1, 1, 0, 0): FailAttempt((), "planned")}
+            )
+            one = rounds(script, state, comm, codec="stat2", beta=1.0)
+        assert one.run(UNEVEN, WORK).committed
+        results.append((owed(one), state.digest()))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    "left_behind",
+    [
+        verdict(OpId(1, 1), outcome="skipped", version=0),
+        verdict(OpId(1, 1), outcome="skipped", version=0, left_out={"a": "too late"}),
+    ],
+    ids=["skipped", "left out"],
+)
+def test_a_round_without_this_peers_update_changes_nothing_that_is_owed(left_behind: Verdict) -> None:
+    script = Script()
+    one = fed(script, fresh())
+    assert one.feedback.residual is not None
+    one.feedback.residual[:] = [5, 4, 3, 2, 1]
+    script.orders = [left_behind]
+    assert not one.run(UNEVEN, WORK).committed
+    assert owed(one) == [5, 4, 3, 2, 1]
+
+
+def test_a_commit_without_this_peers_update_changes_nothing_that_is_owed() -> None:
+    script, state = Script(), fresh()
+    one = fed(script, state)
+    assert one.feedback.residual is not None
+    one.feedback.residual[:] = [5, 4, 3, 2, 1]
+    others = verdict(OpId(1, 1, 0, 0), "", contributions=(Contribution("b", 1),))
+    script.orders = [
+        plan(1, 0, "stat2"),
+        lambda: msgspec.structs.replace(others, digest=script.last_vote().digest),
+    ]
+    assert one.run(UNEVEN, WORK).committed
+    assert owed(one) == [5, 4, 3, 2, 1]
+
+
+def test_what_is_owed_is_forgotten_with_an_update_that_is_not_finite() -> None:
+    script = Script(verdict(OpId(1, 1), outcome="skipped", version=0, left_out={"a": "not finite"}))
+    one = fed(script, fresh())
+    assert one.feedback.residual is not None
+    one.feedback.residual[:] = 1e38
+    one.run(np.full(5, 3e38, dtype=np.float32), WORK)
+    assert isinstance(script.said[0], Ready)
+    assert not script.said[0].finite
+    assert not any(owed(one))

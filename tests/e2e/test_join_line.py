@@ -1,0 +1,172 @@
+"""The join line is all that a newcomer types, before the run begins or while it goes on."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.events import read_events
+from support.swarm import environment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+RUN = """
+[run]
+name = "joined"
+steps = {steps}
+
+[model]
+dim = 32
+num_layers = 1
+num_heads = 2
+num_kv_heads = 1
+ffn_dim = 64
+max_seq_len = 32
+
+[data]
+sources = ["{text}"]
+seq_len = 32
+val_fraction = 0.2
+
+[inner]
+batch_size = 4
+
+[outer]
+inner_steps = 10
+
+[local]
+out = "{out}"
+threads = 1
+"""
+
+
+@pytest.mark.parametrize("holder", ["coordinator", "first peer"])
+def test_the_join_line_is_enough(tmp_path: Path, holder: str) -> None:
+    """Whoever holds the run's settings: the RUN.toml of the coordinator, or of the first peer."""
+    run_toml = write_run(tmp_path)
+    asked = [str(run_toml)] if holder == "coordinator" else ["--run", "joined"]
+    own = [
+        "--set",
+        f'local.out="{tmp_path}"',
+        "--set",
+        "local.threads=1",
+        "--set",
+        f'data.sources=["{tmp_path / "text"}"]',
+    ]
+    processes = []
+    try:
+        out = ["--out", str(tmp_path / "joined")]
+        coordinator = start(tmp_path / "c.log", "coordinator", *asked, "--bind", "127.0.0.1:0", *out)
+        processes.append(coordinator)
+        join_line = wait_for(tmp_path / "c.log", r"join: atoll (join \S+ --run \S+)").split()
+        address = join_line[1]
+        first = start(
+            tmp_path / "a.log",
+            "train",
+            str(run_toml),
+            "--set",
+            "local.peer=a",
+            "--set",
+            f"local.coordinator={address}",
+        )
+        processes.append(first)
+        wait_for(tmp_path / "c.log", r"(round \d+ committed|a joined)")
+        wait_until(lambda: versions(tmp_path / "joined" / "a.jsonl"), "a first commit")
+        of_peer = wait_for(tmp_path / "a.log", r"join: atoll (join \S+ --run \S+)").split()
+        assert of_peer == join_line, "every peer prints it, ready to paste"
+        late = start(tmp_path / "b.log", *of_peer, *own, "--set", "local.peer=b")
+        processes.append(late)
+        wait_until(lambda: versions(tmp_path / "joined" / "b.jsonl"), "a commit of the newcomer")
+        assert f"join: atoll join {address} --run joined" in (tmp_path / "b.log").read_text()
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(30) == 143
+        late.send_signal(signal.SIGTERM)
+        assert late.wait(30) == 143
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait(30)
+    of_first, of_late = versions(tmp_path / "joined" / "a.jsonl"), versions(tmp_path / "joined" / "b.jsonl")
+    assert min(of_late) > 1, "it came while the run went on"
+    both = of_first.keys() & of_late.keys()
+    assert both, (of_first, of_late)
+    assert {v: of_first[v] for v in both} == {v: of_late[v] for v in both}, "one history"
+
+
+def test_what_belongs_to_the_run_is_not_the_newcomers_to_set(tmp_path: Path) -> None:
+    log = tmp_path / "c.log"
+    coordinator = start(
+        log,
+        "coordinator",
+        str(write_run(tmp_path)),
+        "--bind",
+        "127.0.0.1:0",
+        "--out",
+        str(tmp_path / "joined"),
+    )
+    try:
+        line = wait_for(log, r"join: atoll (join \S+ --run \S+)").split()
+        done = subprocess.run(
+            [sys.executable, "-m", "atoll", *line, "--set", "inner.lr=0.1"],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        coordinator.kill()
+        coordinator.wait(30)
+    assert done.returncode == 2, done.stderr
+    assert "--set inner.lr=0.1: this belongs to the run" in done.stderr
+
+
+def write_run(folder: Path) -> Path:
+    text = folder / "text"
+    text.mkdir()
+    for index in range(20):
+        (text / f"{index}.txt").write_text(f"document {index} " * 200)
+    path = folder / "run.toml"
+    path.write_text(RUN.format(text=text, out=folder, steps=1_000_000))
+    return path
+
+
+def start(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "atoll", *arguments],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def wait_for(log: Path, pattern: str) -> str:
+    """The first group of the pattern, once the log has it."""
+    wait_until(lambda: re.search(pattern, log.read_text()), f"{pattern} in {log.name}")
+    found = re.search(pattern, log.read_text())
+    assert found is not None
+    return found.group(1)
+
+
+def wait_until(holds: Any, what: str, within_s: float = 90.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s, f"{what}: not within {within_s} s"
+        time.sleep(0.05)
+
+
+def versions(events: Path) -> dict[int, str]:
+    """The digest of every version that this peer committed."""
+    if not events.exists():
+        return {}
+    lines = [line.event for _, line, _ in read_events(events)]
+    return {event["version"]: event["digest"] for event in lines if event["type"] == "RoundApplied"}

@@ -1,0 +1,102 @@
+"""Replaying an update is a round below its commit line: the same bits, or nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from atoll import kernels
+from atoll.diloco.outer import OuterState
+from atoll.diloco.schedule import RoundShape
+from atoll.recovery.update import PIECE_BYTES, Update, decode_head, head_of, replay
+from atoll.values import CODECS
+from support.history import History
+from support.states import assert_same, copy_of
+
+NUMEL = 5000
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_replay_has_the_bits_of_the_commit(codec: str) -> None:
+    history = History(NUMEL, codec)
+    state = OuterState(history.start.anchor.copy())
+    for _ in range(3):
+        update, data = history.commit()
+        mean = np.empty(NUMEL, dtype=np.float32)
+        kernels.decode(codec, history.grid.boundaries, data, mean)
+        state.commit(mean, RoundShape(update.inner_steps, update.lr, update.momentum, update.nesterov))
+        state.round, state.step = (
+            history.state.round,
+            history.state.step,
+        )  # of skipped rounds it heard elsewhere
+        assert_same(state, history.state)
+
+
+def test_step_and_round_are_those_after_the_commit_though_rounds_were_skipped() -> None:
+    history = History(100)
+    for _ in range(5):
+        history.commit()
+    assert (history.at(5).round, history.at(5).step) == (history.state.round, history.state.step)
+    assert history.state.round > 5
+
+
+def changed(**fields: object) -> Callable[[Update], Update]:
+    return lambda update: msgspec.structs.replace(update, **fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (changed(version=3), "update 3 does not follow version 1"),
+        (changed(version=1), "update 1 does not follow version 1"),
+        (changed(boundaries=(0, 99)), "update 2 is for 99 elements, the state has 100"),
+        (changed(result_digest="0" * 32), "the bytes given for update 2 are not those of the commit"),
+        (changed(wire_bytes=5), "the bytes given for update 2 are not those of the commit"),
+    ],
+)
+def test_what_does_not_follow_changes_nothing(change: Callable[[Update], Update], sentence: str) -> None:
+    history = History(100)
+    history.commit()
+    before = copy_of(history.state)
+    update, data = history.commit()
+    state = copy_of(before)
+    with pytest.raises(ValueError, match=sentence):
+        replay(state, change(update), data)
+    assert_same(state, before)
+    replay(state, update, data)
+    assert_same(state, history.state)
+
+
+def test_a_head_tells_the_digest_of_every_piece() -> None:
+    history = History(PIECE_BYTES + 100, "int8")
+    update, data = history.commit()
+    head = head_of(update, data)
+    assert len(head.pieces) == 2
+    assert head.pieces[1] == kernels.digest_bytes(data[PIECE_BYTES:]).hex()
+    assert decode_head(msgspec.json.encode(head)) == head
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (changed(codec="zip"), "unknown codec 'zip'"),
+        (changed(boundaries=(0,)), "its grid makes no sense"),
+        (changed(boundaries=(0, 60, 50, 100)), "its grid makes no sense"),
+        (changed(boundaries=(1, 100)), "its grid makes no sense"),
+        (changed(wire_bytes=1 << 60), f"it has {1 << 60} bytes, its grid takes"),
+    ],
+)
+def test_a_head_that_contradicts_itself_is_refused(change: Callable[[Update], Update], sentence: str) -> None:
+    update, data = History(100).commit()
+    head = msgspec.structs.replace(head_of(update, data), update=change(update))
+    with pytest.raises(ValueError, match=sentence):
+        decode_head(msgspec.json.encode(head))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"update": 1}', b"\x80\x04cos\nsystem\n"])
+def test_what_is_no_head_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="it is no update"):
+        decode_head(data)

@@ -1,0 +1,91 @@
+"""A peer's own line: what it is told reaches its engine and, as caps, the planner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.diloco import session as session_module
+from atoll.diloco.joining import join
+from atoll.diloco.schedule import OuterSchedule
+from atoll.diloco.session import EngineSlot, Session
+from atoll.errors import ConfigError
+from atoll.events import EventLog
+from atoll.membership.link import Admission
+from atoll.membership.messages import Declare, View
+from atoll.membership.settings import Timeouts
+from atoll.network.addresses import EngineAddress
+from atoll.network.line import Line
+from atoll.state.tensors import ModelTensors
+
+TIMEOUTS = Timeouts(connect_s=3.0, progress_timeout_s=2.0)
+
+
+class Seat:
+    """A member that is let in at once."""
+
+    declared: Declare
+
+    def declare(self, message: Declare, meanwhile: object = None) -> View:
+        self.declared = message
+        return View(term=1, version=0, round=0, members=("a",), started=True, reason="")
+
+    def progress(self, step: int, phase: str, steps_in_round: int, round_steps: int) -> None: ...
+    def freeze_requested(self, round: int) -> bool:
+        return False
+
+    def asked_to_leave(self) -> str:
+        return ""
+
+    def close(self) -> None: ...
+
+
+def opened(seat: Seat, line: Line) -> Session:
+    admission = Admission(
+        settings=None, timeouts=TIMEOUTS, session_key=b"k" * 32, term=1, seen_as="127.0.0.1"
+    )
+    session = Session(
+        run="r",
+        peer="a",
+        member=seat,  # type: ignore[arg-type]
+        admission=admission,
+        slot=EngineSlot(),
+        engine=EngineAddress("127.0.0.1", 0, "127.0.0.1"),
+        tensors=ModelTensors([("w", torch.nn.Parameter(torch.zeros(8)))]),
+        inner=None,
+        total_steps=4,
+        events=EventLog("a"),
+        line=line,
+    )
+    session.open_rounds(OuterSchedule.constant(2, 0.7, 0.9, True, 4), codec="int8", settings={})
+    return session
+
+
+def test_caps_and_timeouts_reach_the_engine_and_the_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    real = session_module.NativeCommunicator
+
+    def engine(**options: Any) -> Any:
+        given.update(options)
+        return real(**options)
+
+    monkeypatch.setattr(session_module, "NativeCommunicator", engine)
+    seat = Seat()
+    opened(seat, Line(max_up=1000, max_down=2000)).close()
+    assert (given["max_up_bytes_per_s"], given["max_down_bytes_per_s"]) == (1000, 2000)
+    assert (given["connect_timeout_s"], given["progress_timeout_s"], given["congestion"]) == (3.0, 2.0, "")
+    (rank,) = seat.declared.ranks
+    assert (rank.max_up, rank.max_down) == (1000, 2000)
+
+
+def test_an_unknown_congestion_control_is_said_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"net\.congestion: .*nonsense"):
+        opened(Seat(), Line(congestion="nonsense"))
+
+
+def test_join_takes_rates_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_TOKEN", "a token for tests only")
+    with pytest.raises(ConfigError, match="max_up: 'fast' is no rate: write it as"):
+        join("127.0.0.1:1", run="r", max_up="fast")
