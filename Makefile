@@ -14,10 +14,13 @@ STAMP := $(VENV)/.installed
 NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
+WAN_FLAGS ?=
+SOAK_S ?= 60
+SOAK_FLAGS ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help setup demo test fault sim native native-asan native-tsan lint fmt bench wheel-check quality clean
+.PHONY: help setup demo test fault kill-saves soak wan sim native native-asan native-tsan lint fmt bench bench-checkpoint bench-wan wheel-check quality clean
 
 help:  ## Print what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -43,10 +46,22 @@ demo: setup  ## Train a small Llama with three peers on this machine, kill one h
 	$(BIN)/atoll demo $(DEMO_FLAGS)
 
 test: setup  ## Run all quick tests: no network beyond loopback, no GPU
-	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow and not wan"
 
-fault: setup  ## Only the tests that kill, freeze or cut off real processes
-	$(BIN)/python -m pytest -m fault $(PYTEST_FLAGS)
+fault: setup  ## Only the tests that kill, freeze or cut off real processes; the random ones with a hundred seeds
+	$(BIN)/python -m pytest -m fault --seeds 100 $(PYTEST_FLAGS)
+
+kill-saves: setup  ## Kill trainers, writers and sidecars at random moments, 30 seeds: `latest` always leads to a whole state
+	$(BIN)/python -m pytest tests/fault/test_resume.py --seeds 30 $(PYTEST_FLAGS)
+
+bench-checkpoint: setup  ## What a save costs beside a memcpy and a plain write with fsync, and what training loses meanwhile
+	$(BIN)/python benchmarks/checkpoint.py
+
+soak: setup  ## Six peers under random faults for SOAK_S seconds: every value checked, rounds lost per fault (one JSON line)
+	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_S) $(SOAK_FLAGS)
+
+wan: setup  ## The engine and whole runs on emulated networks that are cut, slow or lossy (Linux, root; else skipped, saying why)
+	$(BIN)/python -m pytest -m wan -rs $(PYTEST_FLAGS)
 
 sim: setup  ## Ten thousand random schedules of both protocol machines
 	$(BIN)/python -m atoll.sim.schedules --count 10000
@@ -75,8 +90,14 @@ fmt: setup  ## Format the Python code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: setup  ## What our training loop costs over a bare PyTorch loop (a ratio; about a minute)
+bench: setup  ## All-reduce beside gloo, codecs, and what our training loop costs over a bare one (a few minutes)
+	$(BIN)/atoll bench allreduce --codec int8,fp32 --numel 25M --compare gloo
+	$(BIN)/atoll bench allreduce --codec int8,fp32 --numel 25M --world 4 --compare gloo
+	$(BIN)/atoll bench codec
 	$(BIN)/python benchmarks/inner_overhead.py
+
+bench-wan: setup  ## All-reduce on emulated wide-area networks beside their bounds (Linux, root; half an hour)
+	$(BIN)/python benchmarks/wan.py $(WAN_FLAGS)
 
 quality: setup  ## DiLoCo against tuned data-parallel training on real text (hours; writes docs/quality)
 	$(BIN)/python benchmarks/quality.py
