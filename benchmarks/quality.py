@@ -199,11 +199,11 @@ def finished(path: Path) -> dict[str, dict[str, Any]]:
 
 def report(rows: dict[str, dict[str, Any]]) -> str:
     tune = [row for row in rows.values() if row["kind"] == "tune"]
-    seeds = sorted({row["seed"] for row in rows.values() if row["kind"] == "dp"})
-    if not seeds:
+    dp = {row["seed"]: row for row in rows.values() if row["kind"] == "dp"}
+    if not dp:
         return "no data-parallel run is finished yet\n"
-    dp = {seed: rows[f"dp-{seed}"] for seed in seeds}
-    any_row = dp[seeds[0]]
+    seeds = sorted({row["seed"] for row in rows.values() if row["kind"] != "tune"})
+    any_row = next(iter(dp.values()))
     lines = [
         "# Does DiLoCo cost quality?",
         "",
@@ -227,7 +227,7 @@ def report(rows: dict[str, dict[str, Any]]) -> str:
             found = {s: rows[f"diloco-{m}-{codec}-{s}"] for s in seeds if f"diloco-{m}-{codec}-{s}" in rows}
             if found:
                 lines.append(table_row(f"DiLoCo, {m} peer{'s' * (m > 1)}, {codec}", found, dp, seeds))
-    lines += ["", "int8 against fp32, paired by seed (nats): " + "; ".join(paired(rows, seeds)) + "."]
+    lines += ["", *paired_table(rows, seeds)]
     lines += ["", targets(rows, dp, seeds)]
     lines += ["", "![Validation loss against inner steps](curve.svg)"]
     lines += [
@@ -242,20 +242,18 @@ def targets(rows: dict[str, dict[str, Any]], dp: dict[int, Any], seeds: list[int
     """What was asked of this benchmark, and whether the finished runs show it."""
     found = []
     four = [
-        rows[f"diloco-4-int8-{s}"]["loss"] / dp[s]["loss"] - 1 for s in seeds if f"diloco-4-int8-{s}" in rows
+        rows[f"diloco-4-int8-{s}"]["loss"] / dp[s]["loss"] - 1 for s in dp if f"diloco-4-int8-{s}" in rows
     ]
     if four:
         gap = statistics.mean(four)
         found.append(f"4 peers (int8) within 1 % of data-parallel: {gap:+.2%}, {verdict(gap <= 0.01)}")
     for m in PEERS:
-        pairs = [(rows.get(f"diloco-{m}-int8-{s}"), rows.get(f"diloco-{m}-fp32-{s}")) for s in seeds]
-        differences = [a["loss"] - b["loss"] for a, b in pairs if a and b]
+        differences = paired(rows, m, seeds)
         if differences:
             mean = statistics.mean(differences)
-            found.append(
-                f"{m} peer{'s' * (m > 1)}, int8 within 0.003 of fp32: {mean:+.4f}, {verdict(abs(mean) <= 0.003)}"
-            )
-    return "Asked for: " + "; ".join(found) + f" ({len(seeds)} seed{'s' * (len(seeds) > 1)})."
+            peers = f"{m} peer{'s' * (m > 1)}"
+            found.append(f"{peers}, int8 within 0.003 of fp32: {mean:+.4f}, {verdict(abs(mean) <= 0.003)}")
+    return "Asked for: " + "; ".join(found) + "."
 
 
 def verdict(reached: bool) -> str:
@@ -265,19 +263,29 @@ def verdict(reached: bool) -> str:
 def table_row(name: str, found: dict[int, Any], dp: dict[int, Any], seeds: list[int]) -> str:
     losses = [f"{found[s]['loss']:.4f}" if s in found else "-" for s in seeds]
     mean = statistics.mean(found[s]["loss"] for s in found)
-    against = statistics.mean(found[s]["loss"] / dp[s]["loss"] - 1 for s in found)
+    both = [found[s]["loss"] / dp[s]["loss"] - 1 for s in found if s in dp]
+    against = f"{statistics.mean(both):+.2%}" if both else "-"
     sent = next(iter(found.values()))["sent_bytes_large_n"]
-    return f"| {name} | {' | '.join(losses)} | {mean:.4f} | {against:+.2%} | {sent / 1e6:,.1f} MB |"
+    return f"| {name} | {' | '.join(losses)} | {mean:.4f} | {against} | {sent / 1e6:,.1f} MB |"
 
 
-def paired(rows: dict[str, dict[str, Any]], seeds: list[int]) -> list[str]:
-    found = []
-    for m in PEERS:
-        pairs = [(rows.get(f"diloco-{m}-int8-{s}"), rows.get(f"diloco-{m}-fp32-{s}")) for s in seeds]
-        differences = [a["loss"] - b["loss"] for a, b in pairs if a and b]
-        if differences:
-            found.append(f"{m} peer{'s' * (m > 1)}: " + ", ".join(f"{d:+.4f}" for d in differences))
-    return found
+def paired(rows: dict[str, dict[str, Any]], num_peers: int, seeds: list[int]) -> list[float]:
+    """Loss of int8 minus loss of fp32 (nats), for every seed that has both."""
+    pairs = [tuple(rows.get(f"diloco-{num_peers}-{codec}-{s}") for codec in ("int8", "fp32")) for s in seeds]
+    return [int8["loss"] - fp32["loss"] for int8, fp32 in pairs if int8 and fp32]
+
+
+def paired_table(rows: dict[str, dict[str, Any]], seeds: list[int]) -> list[str]:
+    """The pairs, and what they say together: a mean without its standard error would read noise as a finding."""
+    lines = ["| int8 - fp32, paired by seed (nats) | pairs | mean | standard error |", "|---|---|---|---|"]
+    by_peers = {f"{m} peer{'s' * (m > 1)}": paired(rows, m, seeds) for m in PEERS}
+    every = [difference for found in by_peers.values() for difference in found]
+    for name, found in [*by_peers.items(), ("all", every)]:
+        if found:
+            error = f"{statistics.stdev(found) / len(found) ** 0.5:.4f}" if len(found) > 1 else "-"
+            pairs = ", ".join(f"{d:+.4f}" for d in found) if found is not every else str(len(found))
+            lines.append(f"| {name} | {pairs} | {statistics.mean(found):+.4f} | {error} |")
+    return lines
 
 
 if __name__ == "__main__":
