@@ -20,7 +20,7 @@ SOAK_FLAGS ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help setup demo test fault kill-saves soak wan sim native native-asan native-tsan lint fmt bench bench-checkpoint bench-wan wheel-check quality clean
+.PHONY: help setup demo test fault kill-saves soak wan sim native native-asan native-tsan lint fmt bench bench-checkpoint bench-wan wheel-check quality docs clean
 
 help:  ## Print what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -101,6 +101,10 @@ bench-wan: setup  ## All-reduce on emulated wide-area networks beside their boun
 
 quality: setup  ## DiLoCo against tuned data-parallel training on real text (hours; writes docs/quality)
 	$(BIN)/python benchmarks/quality.py
+
+docs: setup  ## Build these pages as a site, in build/docs/architecture.html
+	@$(BIN)/python -c 'import zensical' 2>/dev/null || $(PIP) "$$($(BIN)/python tools/requirements.py docs)"
+	$(BIN)/zensical build --config-file mkdocs.yml --strict
 
 wheel-check: setup  ## Build a wheel and prove that it imports and runs in a clean environment
 	$(BIN)/python tools/wheel_check.py
