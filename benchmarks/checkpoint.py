@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py --numel 30M --folder /data/scratch
 
 - stand-still: the time that training stands still for a save, by one memcpy of the same bytes into memory that is in
-  place (asked: at most 1.3). The first save is told apart: it takes the room.
+  place (asked: at most 1.3). The first save is told apart: it must be no longer.
 - save: shared and own part to the disk with fsync, by one plain sequential write of as many bytes with fsync, in turns
   (asked: at least 0.8).
 - verify: bytes a second on one core, read back from the disk's cache (asked: at least 1 GB/s), and from the disk.
@@ -55,8 +55,8 @@ class Peer:
         )
         keeping = Keeping(folder / "place", keep_last=1)
         self.saver = Saver(keeping, run="bench", peer="a", staging=self.donor, emit=self.events.append)
-        self.saver.start()
         self.state = OuterState(np.random.default_rng(0).standard_normal(numel, dtype=np.float32))
+        self.saver.start(self.state)
         self.moments = {name: torch.randn(numel) for name in ("exp_avg", "exp_avg_sq")}
         self.num_bytes = 16 * numel
 

@@ -15,7 +15,7 @@ import pytest
 from atoll import kernels
 from atoll.recovery.held import look_up
 from atoll.recovery.sidecar.files import NotThereError, open_part
-from atoll.recovery.staging import Slots, staged_bytes
+from atoll.recovery.staging import OwnSlot, Slots, staged_bytes
 from atoll.state.snapshot import LoadedState, read_manifest, read_snapshot
 from support.states import assert_same, digest_of
 
@@ -61,6 +61,25 @@ def test_two_slots_are_used_again_and_again(mapped: bool, tmp_path: Path) -> Non
     assert len(list((tmp_path / "snapshots").iterdir())) == 2
     used = sum(path.stat().st_blocks * 512 for path in tmp_path.rglob("*") if path.is_file())
     assert used <= staged_bytes(NUMEL)
+
+
+def test_reserved_room_is_all_that_a_stage_takes(mapped: bool, tmp_path: Path) -> None:
+    slots, own = Slots(tmp_path, "run", mapped), OwnSlot(tmp_path, mapped)
+    slots.reserve(NUMEL)
+    own.reserve(NUMEL)
+
+    def blocks() -> dict[str, int]:
+        shards = tmp_path.rglob("*.safetensors")
+        return {"own": (tmp_path / "own").stat().st_blocks, "shards": sum(f.stat().st_blocks for f in shards)}
+
+    before = blocks()
+    assert before["own"] * 512 >= NUMEL
+    assert before["shards"] * 512 >= 2 * 8 * NUMEL
+    for version in (1, 2):
+        slots.stage(state_at(version))
+        own.fill([memoryview(bytes([version]) * NUMEL)])
+        assert_same(read_snapshot(folder_of(tmp_path, version)), state_at(version))
+    assert blocks() == before
 
 
 def test_a_version_that_is_staged_already_stays(mapped: bool, tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class Keeping:
 class Staging(Protocol):
     """Where a save is copied to (`recovery.donor.Donor`)."""
 
+    def reserve(self, state: SharedState) -> None: ...
+
     def stage_save(
         self, state: SharedState, tables: Sequence[Table] | None, own: Sequence[memoryview]
     ) -> tuple[Path, Path]: ...
@@ -95,8 +97,10 @@ class Saver:
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if self._process is not None and running else None
 
-    def start(self) -> None:
-        """Have the writer ready before the first save; if it cannot be started, that save says so."""
+    def start(self, state: SharedState) -> None:
+        """Have room and the writer ready before the first save of a state like this; what is missing then, that save
+        says."""
+        self._staging.reserve(state)
         with contextlib.suppress(OSError):
             if self._process is None:
                 self._spawn()

@@ -122,7 +122,7 @@ class Safekeeping:
         self._handled = loop.state.version
         self.hold(RANDOM, random_states, set_random_states)
         self._saver = Saver(self._keeping, run=self._run, peer=self._peer, staging=staging, emit=self._emit)
-        self._saver.start()
+        self._saver.start(loop.state)
 
     def _describe(self, keeping: Keeping, layout: Layout) -> None:
         """Not worth a run's life: without it a checkpoint is whole, but its parameters have no names."""

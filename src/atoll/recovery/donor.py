@@ -109,6 +109,19 @@ class Donor:
             if self._process is None:
                 self._spawn()
 
+    def reserve(self, state: SharedState) -> None:
+        """Take the room of saves before they come: pages that are already there make the first as short as the others.
+        Without room it warns; each save then says so itself."""
+
+        def reserve(slots: Slots, own: OwnSlot) -> None:
+            slots.reserve(state.anchor.size)
+            own.reserve(self._own_bytes)
+
+        try:
+            self._where_there_is_room(state.version, state.anchor.size, reserve)
+        except (OSError, LocalError) as error:
+            _log.warning("no room is kept for saves: %s", error)
+
     def stage(self, state: SharedState, inner: bytes = b"") -> bool:
         """Copy the state, and this peer's `inner` state if there is any, into a slot and publish it as the snapshot of
         its version. False, with a warning, if there is no room for it anywhere: then this peer has nothing to give, and

@@ -1,9 +1,9 @@
 """Staging: the state is copied once into one of two slots that are used again and again.
 
-A slot is a folder with one shard whose room is taken from the system when it is first used, so later copies find their
-pages in place and no full disk in the middle. It is published as a snapshot by renaming it, and loses that name before
-a byte of it is written again. So whoever read a part, and then still finds the name, has read unmixed bytes; names are
-never used twice (`recovery.held`). SHA-256 is left out: the digest tables say what each piece must be.
+A slot is a folder with one shard whose room is taken from the system once, at the latest when it is first used, so
+copies find their pages in place and no full disk in the middle. It is published as a snapshot by renaming it, and loses
+that name before a byte of it is written again. So whoever read a part, and then still finds the name, has read unmixed
+bytes; names are never used twice (`recovery.held`). SHA-256 is left out: the digest tables say what each piece must be.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll.kernels import Table
 from atoll.recovery import inner as inners
 from atoll.recovery.held import INNER_DATA, INNER_HEAD, SNAPSHOTS, HeldSnapshot
 from atoll.state import manifest as manifests
-from atoll.state.manifest import MANIFEST, VALUE_BYTES, VECTORS, Manifest
+from atoll.state.manifest import MANIFEST, VALUE_BYTES, VECTORS, Manifest, Shard
 from atoll.state.snapshot import SharedState, manifest_of, shard_header, shard_of
 
 NUM_SLOTS: Final = 2
@@ -71,6 +71,11 @@ class Slots:
         """What is staged, the oldest stage first."""
         return tuple(slot.held.version for slot in self._slots if slot.held is not None)
 
+    def reserve(self, numel: int) -> None:
+        """Take the room of both slots now, for a state of `numel` elements. Raises OSError if there is none."""
+        for slot in self._slots:
+            os.close(_shard_with_room(slot, shard_of(_SHARD, 0, numel), self._mapped))
+
     def stage(
         self, state: SharedState, tables: Sequence[Table] | None = None, inner: bytes = b""
     ) -> Manifest:
@@ -114,11 +119,8 @@ class Slots:
 
     def _fill(self, slot: _Slot, state: SharedState, tables: Sequence[Table] | None) -> Manifest:
         shard = shard_of(_SHARD, 0, state.anchor.size)
-        fd = os.open(slot.folder / _SHARD, os.O_RDWR | os.O_CREAT, 0o600)
+        fd = _shard_with_room(slot, shard, self._mapped)
         try:
-            if slot.size_bytes != shard.size_bytes:
-                _take_room(slot, fd, shard.size_bytes, self._mapped)
-                _write(slot, fd, memoryview(shard_header(shard.start, shard.stop)), 0)
             known = (None, None) if tables is None else tables
             anchor = _copy(slot, fd, state.anchor, shard.anchor_at, known[0])
             velocity = _copy(slot, fd, state.velocity, shard.velocity_at, known[1])
@@ -127,6 +129,19 @@ class Slots:
         manifest = manifest_of(state, self._run, (shard,), anchor, velocity)
         (slot.folder / MANIFEST).write_bytes(manifests.encode(manifest))
         return manifest
+
+
+def _shard_with_room(slot: _Slot, shard: Shard, mapped: bool) -> int:
+    """The slot's shard, open and with its header in place."""
+    fd = os.open(slot.folder / _SHARD, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if slot.size_bytes != shard.size_bytes:
+            _take_room(slot, fd, shard.size_bytes, mapped)
+            _write(slot, fd, memoryview(shard_header(shard.start, shard.stop)), 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _take_room(slot: _Slot, fd: int, size_bytes: int, mapped: bool) -> None:
@@ -161,13 +176,15 @@ class OwnSlot:
     def __init__(self, folder: Path, mapped: bool) -> None:
         self._slot, self._mapped = _Slot(folder / OWN), mapped
 
+    def reserve(self, size_bytes: int) -> None:
+        """Take room for so many bytes now. Raises OSError if there is none."""
+        os.close(self._with_room(size_bytes))
+
     def fill(self, parts: Sequence[memoryview]) -> Path:
         """Write these bytes one after the other. Raises OSError if there is no room. The file may be longer."""
         size_bytes = sum(part.nbytes for part in parts)
-        fd = os.open(self._slot.folder, os.O_RDWR | os.O_CREAT, 0o600)
+        fd = self._with_room(size_bytes)
         try:
-            if self._slot.size_bytes < size_bytes:
-                _take_room(self._slot, fd, size_bytes, self._mapped)
             at = 0
             for part in parts:
                 _write(self._slot, fd, part, at)
@@ -175,6 +192,16 @@ class OwnSlot:
         finally:
             os.close(fd)
         return self._slot.folder
+
+    def _with_room(self, size_bytes: int) -> int:
+        fd = os.open(self._slot.folder, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if self._slot.size_bytes < size_bytes:
+                _take_room(self._slot, fd, size_bytes, self._mapped)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
 
 
 def _same(manifest: Manifest, state: SharedState, tables: Sequence[Table] | None) -> bool:
