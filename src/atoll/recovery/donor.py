@@ -26,7 +26,7 @@ from atoll.kernels import Bytes, Table
 from atoll.membership.gate import listen_on
 from atoll.recovery.folder import RAM, StagingFolder, make_folder
 from atoll.recovery.sidecar.orders import Order, Settings
-from atoll.recovery.staging import OwnSlot, Slots, staged_bytes
+from atoll.recovery.staging import SLACK_BYTES, OwnSlot, Slots, staged_bytes
 from atoll.recovery.update import Update
 from atoll.recovery.update_log import UpdateLog
 from atoll.state.snapshot import SharedState
@@ -115,7 +115,7 @@ class Donor:
 
         def reserve(slots: Slots, own: OwnSlot) -> None:
             slots.reserve(state.anchor.size)
-            own.reserve(self._own_bytes)
+            own.reserve(self._own_bytes + SLACK_BYTES)
 
         try:
             self._where_there_is_room(state.version, state.anchor.size, reserve)

@@ -30,15 +30,17 @@ from atoll.state.snapshot import SharedState, manifest_of, shard_header, shard_o
 NUM_SLOTS: Final = 2
 OWN: Final = "own"
 
+SLACK_BYTES: Final = 1 << 20
+"""What headers and a manifest take at most."""
+
 _SHARD = "shard-00000.safetensors"
-_SLACK_BYTES = 1 << 20  # a shard's header, a manifest
 
 _log = log.get(__name__)
 
 
 def staged_bytes(numel: int, inner_bytes: int = 0) -> int:
     """What both slots take for a state of `numel` elements and an inner state of `inner_bytes`, at most."""
-    return NUM_SLOTS * (len(VECTORS) * numel * VALUE_BYTES + inner_bytes + _SLACK_BYTES)
+    return NUM_SLOTS * (len(VECTORS) * numel * VALUE_BYTES + inner_bytes + SLACK_BYTES)
 
 
 @dataclass(eq=False, slots=True)
