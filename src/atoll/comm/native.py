@@ -19,7 +19,7 @@ from atoll.errors import LocalError
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
 from atoll.plan.trees import parents_of
-from atoll.values import Edge, LinkRate, NodeId, OpId, Plan, ReduceReport, TransferStats
+from atoll.values import Edge, LinkRate, NodeId, OpId, Plan, RankInfo, ReduceReport, TransferStats
 
 _LOOK_UP_S = 0.2
 """While it waits for the engine, Python looks up this often: a signal handler must get its turn."""
@@ -186,6 +186,18 @@ class NativeCommunicator:
                 links=_links(expansion.nodes, rates),
             ),
         )
+
+    def probe(
+        self, peer: str, rank: RankInfo, num_bytes: int, deadline_s: float, connections: int
+    ) -> tuple[float, float, str]:
+        """Measure the way to rank 0 of a peer by sending it `num_bytes`, while no op runs: (bytes per second, round
+        trip in seconds, ""), or (0, 0, why not). Blocks, at most `deadline_s`."""
+        targets = [(peer, 0, rank.host, rank.port)]
+        try:
+            (found,) = self._engine.probe(targets, num_bytes, deadline_s, connections)
+        except ValueError as error:
+            return 0.0, 0.0, str(error)
+        return found
 
     def abort(self, op: OpId) -> None:
         self._engine.abort((op.term, op.round, op.fragment, op.attempt))
