@@ -1,7 +1,7 @@
 // Short measurements of links without an op: frames whose payload the other end drops and answers.
-// They wait while an op runs here, an op that begins ends them, and a node that is in an op does not
-// answer: only spare time is measured. What is still on the way then is little, for as much is sent
-// as answers say that the way takes.
+// They wait while an op runs here, an op that begins ends them, and a node that is in an op answers
+// none: only spare time is measured. What is still on the way then is little, for as much is sent as
+// answers say that the way takes.
 //
 // Owner: the Engine. Threads: the loop's, except measure(), which blocks any other. Failure: each
 // result says why it is none.

@@ -18,6 +18,7 @@ from atoll.comm.base import Bytes
 from atoll.errors import LocalError
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
+from atoll.plan.links import CROWD
 from atoll.plan.trees import parents_of
 from atoll.values import Edge, LinkRate, NodeId, OpId, Plan, RankInfo, ReduceReport, TransferStats
 
@@ -262,7 +263,14 @@ def _edges(nodes: tuple[NodeId, ...], pairs: list[tuple[int, int]]) -> tuple[Edg
 
 
 def _links(nodes: tuple[NodeId, ...], rates: list[tuple[int, int, float, float]]) -> tuple[LinkRate, ...]:
+    """Rates between nodes as rates between peers. In a crowd only the lines', with the longest round trip."""
+
     def peer(index: int) -> str:
         return nodes[index].peer if index >= 0 else ""  # all others together
 
+    if len(nodes) > CROWD:
+        longest_s = max((rtt_s for _, _, _, rtt_s in rates), default=0.0)
+        rates = [
+            (source, target, rate, longest_s) for source, target, rate, _ in rates if min(source, target) < 0
+        ]
     return tuple(LinkRate(peer(source), peer(target), rate, rtt_s) for source, target, rate, rtt_s in rates)

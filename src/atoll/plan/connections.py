@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from atoll.plan.links import Floats, Links
+from atoll.plan.links import Floats, Lines, Links
 from atoll.values import Lane
 
 WINDOW_BYTES = 2 << 20
@@ -49,21 +49,31 @@ def connections(links: Links, moved: Floats, seconds: float) -> int:
     rtt_s = links.delay_s + links.delay_s.T
     on_the_way = np.where(used, moved / seconds * rtt_s, 0.0)  # rate x RTT
     i, j = np.unravel_index(int(np.argmax(on_the_way)), on_the_way.shape)
-    window_bytes = LONG_WINDOW_BYTES if rtt_s[i, j] >= LONG_RTT_S else WINDOW_BYTES
-    needed = streams(float(moved[i, j] / seconds), float(rtt_s[i, j]), window_bytes=window_bytes)
-    if float(rtt_s[used].max()) >= LONG_RTT_S:
+    return connections_for(
+        float(moved[i, j] / seconds), float(rtt_s[i, j]), float(rtt_s[used].max()), len(links)
+    )
+
+
+def connections_for(bytes_per_s: float, rtt_s: float, longest_rtt_s: float, num_members: int) -> int:
+    """By the link with most on the way, and whether any is long."""
+    window_bytes = LONG_WINDOW_BYTES if rtt_s >= LONG_RTT_S else WINDOW_BYTES
+    needed = streams(bytes_per_s, rtt_s, window_bytes=window_bytes)
+    if longest_rtt_s >= LONG_RTT_S:
         needed = max(needed, ON_A_LONG_WAY)
-    return max(1, min(needed, MOST, MOST_PER_MEMBER // (len(links) - 1)))
+    return max(1, min(needed, MOST, MOST_PER_MEMBER // (num_members - 1)))
 
 
 def chunk_size(
-    links: Links, lanes: Sequence[Lane], wire_bytes: int, height: int, connections: int = 1
+    links: Links | Lines, lanes: Sequence[Lane], wire_bytes: int, height: int, connections: int = 1
 ) -> int:
     """A power of two: so many chunks in a lane that its hops overlap and every connection has some, and none that
     holds up a slow link for long."""
     if len(links) < 2 or not lanes:
         return LARGEST_CHUNK
-    slowest = int(links.flow[links.usable].min(initial=np.iinfo(np.int64).max))
+    if isinstance(links, Lines):
+        slowest = int(min(links.up.min(), links.down.min()))
+    else:
+        slowest = int(links.flow[links.usable].min(initial=np.iinfo(np.int64).max))
     per_lane = wire_bytes * max(lane.share for lane in lanes) / sum(lane.share for lane in lanes)
     wanted = min(slowest * CHUNK_S, per_lane / (CHUNKS_PER_HOP * height * connections))
     largest = 1 << max(0, int(wanted).bit_length() - 1)
