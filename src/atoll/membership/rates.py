@@ -65,6 +65,21 @@ def known_links(rates: Rates) -> tuple[LinkRate, ...]:
     return tuple(LinkRate(*link, seen.bytes_per_s, seen.rtt_s) for link, seen in rates.items())
 
 
+_last_uplinks: tuple[Rates, dict[str, float]] = ({}, {})
+
+
+def by_uplink(rates: Rates) -> dict[str, float]:
+    """The rates of the members' uplinks that are known, fastest first. It is asked for in every step while somebody
+    catches up, and rates never change but in a new dict, so the last answer holds for the very same one."""
+    global _last_uplinks
+    asked, found = _last_uplinks
+    if asked is not rates:
+        uplinks = [(seen.bytes_per_s, link[0]) for link, seen in rates.items() if link[1] == ""]
+        found = {peer: rate for rate, peer in sorted(uplinks, key=lambda each: -each[0])}
+        _last_uplinks = (rates, found)
+    return found
+
+
 def _by_link(reports: Mapping[str, Sequence[LinkRate]], living: set[str]) -> dict[Link, list[LinkRate]]:
     """What was said about each link; nonsense, and what nobody can know, left out."""
     heard: dict[Link, list[LinkRate]] = {}
