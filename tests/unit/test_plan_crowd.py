@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from atoll.comm.native import _links
 from atoll.plan.candidates import Task, candidate, direct
 from atoll.plan.connections import connections
-from atoll.plan.crowd import crowd_candidate, crowd_connections, crowd_direct
+from atoll.plan.crowd import CrowdTask, crowd_candidate, crowd_connections, crowd_direct
 from atoll.plan.links import CROWD, Lines, measured_lines
 from atoll.plan.planner import choose
 from atoll.plan.price import loads
@@ -47,16 +47,16 @@ def test_a_crowd_is_planned_as_few_are(seed: int) -> None:
     lines = random_lines(rng, rng.randint(2, CROWD + 6))
     contributes, codec = random_contributors(rng, len(lines)), rng.choice(("int8", "fp32", "int4"))
     task = as_task(lines, contributes, codec)
-    expected, found = direct(task), crowd_direct(lines, contributes, V, codec)
+    crowd = CrowdTask(lines, contributes, V, codec)
+    expected, found = direct(task), crowd_direct(crowd)
     assert found.lanes == expected.lanes, f"seed {seed}"
     assert found.chunk_bytes == expected.chunk_bytes
     assert found.price.busy_s == pytest.approx(expected.price.busy_s)
     assert found.price.last_s == pytest.approx(expected.price.last_s)
+    assert found.price.start_s == pytest.approx(expected.price.start_s)
     moved = loads(lines.members, found.lanes, V, contributes).links
     seconds = found.price.seconds
-    assert crowd_connections(lines, contributes, found.lanes, V, seconds) == connections(
-        task.links, moved, seconds
-    )
+    assert crowd_connections(crowd, found.lanes, seconds) == connections(task.links, moved, seconds)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -67,9 +67,10 @@ def test_any_stars_have_the_same_price(seed: int) -> None:
     contributes = random_contributors(rng, len(lines))
     lanes = tuple(Lane(rng.choice(lines.members), rng.randint(1, 300)) for _ in range(rng.randint(1, 9)))
     expected = candidate(as_task(lines, contributes, "int8"), "direct", lanes, 65536).price
-    found = crowd_candidate(lines, contributes, lanes, V, "int8", 65536).price
+    found = crowd_candidate(CrowdTask(lines, contributes, V, "int8"), lanes, 65536).price
     assert found.busy_s == pytest.approx(expected.busy_s), f"seed {seed}"
     assert found.last_s == pytest.approx(expected.last_s), f"seed {seed}"
+    assert found.start_s == pytest.approx(expected.start_s), f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", range(60))

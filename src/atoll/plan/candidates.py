@@ -25,12 +25,14 @@ _CODEBOOK_BITS = 3
 
 
 class Task(Struct, frozen=True):
-    """What is to be reduced over which links: `contributors` are names, `wire_bytes` one encoded vector."""
+    """What is to be reduced over which links: `contributors` are names, `wire_bytes` one encoded vector.
+    `num_connections` join two members, 0: the planner's choice."""
 
     links: Links
     wire_bytes: int
     codec: str
     contributors: tuple[str, ...]
+    num_connections: int = 0
 
     @property
     def contributes(self) -> np.ndarray:
@@ -69,6 +71,7 @@ def candidate(task: Task, topology: str, lanes: tuple[Lane, ...], chunk_bytes: i
         codec=task.codec,
         chunk_bytes=chunk_bytes,
         contributors=task.contributors,
+        num_connections=task.num_connections,
     )
     return Candidate(topology, lanes, cost, chunk_bytes)
 
@@ -143,7 +146,12 @@ def _costs(task: Task, lanes: Sequence[Lane]) -> np.ndarray:
     for lane in lanes:
         load = loads(task.links.members, [lane], task.wire_bytes, task.contributes)
         columns.append(
-            np.concatenate([each.ravel() for each in busy_seconds(task.links, load, task.codec).values()])
+            np.concatenate(
+                [
+                    each.ravel()
+                    for each in busy_seconds(task.links, load, task.codec, task.num_connections).values()
+                ]
+            )
         )
     costs = np.stack(columns, axis=1)
     busy = costs.max(axis=1)

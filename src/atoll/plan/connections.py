@@ -19,6 +19,10 @@ from atoll.values import Lane
 WINDOW_BYTES = 2 << 20
 """What one stream keeps on the way with the buffers of a stock Linux: half of the 4 MiB that it may take."""
 SEGMENT_BYTES = 1448
+STREAM_BYTES = 3 << 20
+"""What one stream was seen to keep on the way at the most, with the same buffers (eight at 80 ms: 313 MB/s)."""
+INITIAL_BYTES = 10 * SEGMENT_BYTES
+"""What one stream sends before the first answer, when it begins and again after a pause."""
 LONG_RTT_S = 0.01
 LONG_WINDOW_BYTES = 128 << 10
 """What one stream is to keep on a long way: it has that after three doublings, and under losses too."""
@@ -39,6 +43,18 @@ def streams(bytes_per_s: float, rtt_s: float, loss: float = 0.0, window_bytes: i
     if loss > 0:
         each = min(each, SEGMENT_BYTES / rtt_s * math.sqrt(1.5 / loss))
     return max(1, math.ceil(bytes_per_s / each - 1e-9))
+
+
+def start_seconds(num_bytes: float, bytes_per_s: float, rtt_s: float, num_streams: int) -> float:
+    """What is lost while streams get under way: together they double what they send with every round trip, from
+    INITIAL_BYTES each, up to the rate; by then they have sent about one round trip's worth of it."""
+    initial = num_streams * INITIAL_BYTES
+    full = bytes_per_s * rtt_s
+    if full <= initial:
+        return 0.0
+    if num_bytes < full - initial:  # it is over before that
+        return max(0.0, rtt_s * math.log2(1 + num_bytes / initial) - num_bytes / bytes_per_s)
+    return rtt_s * (math.log2(full / initial) - 1 + initial / full)
 
 
 def connections(links: Links, moved: Floats, seconds: float) -> int:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from atoll.plan.candidates import Candidate
-from atoll.plan.connections import chunk_size, connections_for
+from atoll.plan.connections import chunk_size, connections_for, start_seconds
 from atoll.plan.grid import Int64s
 from atoll.plan.lanes import equal_lanes, fitted_lanes
 from atoll.plan.links import Floats, Lines
@@ -20,79 +21,100 @@ from atoll.plan.price import CODEC_ELEMENTS_PER_S, Price
 from atoll.values import CODECS, Lane
 
 
-def crowd_direct(lines: Lines, contributes: np.ndarray, wire_bytes: int, codec: str) -> Candidate:
+class CrowdTask(Struct, frozen=True):
+    """What is to be reduced over which lines: `contributes` by member, `wire_bytes` one encoded vector;
+    `num_connections` join two members, 0: the planner's choice.
+    """
+
+    lines: Lines
+    contributes: np.ndarray
+    wire_bytes: int
+    codec: str
+    num_connections: int = 0
+
+
+def crowd_direct(task: CrowdTask) -> Candidate:
     """Stars with equal shares, or by the members' lines, whichever are faster."""
-    equal, by_lines = equal_lanes(lines), fitted_lanes(lines, contributes)
+    equal, by_lines = equal_lanes(task.lines), fitted_lanes(task.lines, task.contributes)
     even = len(by_lines) == len(equal) and len({lane.share for lane in by_lines}) == 1
-    found = [
-        crowd_candidate(lines, contributes, lanes, wire_bytes, codec)
-        for lanes in ((equal,) if even else (equal, by_lines))
-    ]
+    found = [crowd_candidate(task, lanes) for lanes in ((equal,) if even else (equal, by_lines))]
     return min(found, key=lambda each: each.price.seconds)
 
 
-def crowd_candidate(
-    lines: Lines,
-    contributes: np.ndarray,
-    lanes: Sequence[Lane],
-    wire_bytes: int,
-    codec: str,
-    chunk_bytes: int = 0,
-) -> Candidate:
+def crowd_candidate(task: CrowdTask, lanes: Sequence[Lane], chunk_bytes: int = 0) -> Candidate:
     """Stars with their price, in chunks of `chunk_bytes` (0: of the size that suits them)."""
-    chunk_bytes = chunk_bytes or chunk_size(lines, lanes, wire_bytes, 1)
-    rooted = _rooted(lines, lanes, wire_bytes)
-    last_s = _last_s(lines, contributes, lanes, wire_bytes, chunk_bytes)
-    return Candidate(
-        "direct", tuple(lanes), _price(lines, contributes, rooted, wire_bytes, codec, last_s), chunk_bytes
-    )
+    chunk_bytes = chunk_bytes or chunk_size(task.lines, lanes, task.wire_bytes, 1)
+    return Candidate("direct", tuple(lanes), _price(task, lanes, chunk_bytes), chunk_bytes)
 
 
-def crowd_connections(
-    lines: Lines, contributes: np.ndarray, lanes: Sequence[Lane], wire_bytes: int, seconds: float
-) -> int:
-    """By the link that carries most: a contributor's update to the largest other root, and its own part there."""
-    rooted = _rooted(lines, lanes, wire_bytes)
-    moved = float((rooted + np.where(contributes, _of_others(rooted, np.maximum), 0.0)).max())
+def crowd_connections(task: CrowdTask, lanes: Sequence[Lane], seconds: float) -> int:
+    """As asked for, or by the link that carries most: a contributor's update to the largest other root, and its own
+    part there."""
+    if task.num_connections:
+        return task.num_connections
+    rooted, rtt_s = _rooted(task, lanes), 2 * task.lines.delay_s
+    moved = float((rooted + np.where(task.contributes, _of_others(rooted, np.maximum), 0.0)).max())
     if moved <= 0 or seconds <= 0:
         return 1
-    return connections_for(moved / seconds, 2 * lines.delay_s, 2 * lines.delay_s, len(lines))
+    return connections_for(moved / seconds, rtt_s, rtt_s, len(task.lines))
 
 
-def _rooted(lines: Lines, lanes: Sequence[Lane], wire_bytes: int) -> Floats:
-    """How many bytes of the vector each member finishes."""
-    rooted = np.zeros(len(lines))
-    np.add.at(rooted, _roots(lines, lanes), _parts(lanes, wire_bytes))
-    return rooted
-
-
-def _price(
-    lines: Lines, contributes: np.ndarray, rooted: Floats, wire_bytes: int, codec: str, last_s: float
-) -> Price:
-    n, num, spec = len(lines), int(contributes.sum()), CODECS[codec]
-    elsewhere = wire_bytes - rooted
+def _price(task: CrowdTask, lanes: Sequence[Lane], chunk_bytes: int) -> Price:
+    lines, contributes, rooted = task.lines, task.contributes, _rooted(task, lanes)
+    n, num, spec = len(lines), int(contributes.sum()), CODECS[task.codec]
+    elsewhere = task.wire_bytes - rooted
+    moved = {
+        "the uplink": contributes * elsewhere + (n - 1) * rooted,
+        "the downlink": (num - contributes) * rooted + elsewhere,
+        "the codec": task.wire_bytes + rooted * (num + 1),
+    }
     codec_rate = CODEC_ELEMENTS_PER_S * spec.block_bytes(spec.block) / spec.block
     busy = {
-        "the uplink": (contributes * elsewhere + (n - 1) * rooted) / lines.up,
-        "the downlink": ((num - contributes) * rooted + elsewhere) / lines.down,
-        "the codec": (wire_bytes + rooted * (num + 1)) / codec_rate,
+        "the uplink": moved["the uplink"] / lines.up,
+        "the downlink": moved["the downlink"] / lines.down,
+        "the codec": moved["the codec"] / codec_rate,
     }
     bottleneck = max(busy, key=lambda name: float(busy[name].max()))
     where = int(np.argmax(busy[bottleneck]))
-    return Price(float(busy[bottleneck].max()), last_s, f"{bottleneck} of {lines.members[where]}")
+    busy_s, last_s = float(busy[bottleneck].max()), _last_s(task, lanes, chunk_bytes)
+    start_s = 0.0
+    if bottleneck != "the codec":
+        flows = _flows(contributes, rooted, where, up=bottleneck == "the uplink")
+        flows *= crowd_connections(task, lanes, busy_s + last_s)
+        total = float(moved[bottleneck][where])
+        start_s = start_seconds(total, total / busy_s, 2 * lines.delay_s, flows) if total else 0.0
+    return Price(busy_s, last_s, f"{bottleneck} of {lines.members[where]}", start_s)
 
 
-def _last_s(
-    lines: Lines, contributes: np.ndarray, lanes: Sequence[Lane], wire_bytes: int, chunk_bytes: int
-) -> float:
+def _flows(contributes: np.ndarray, rooted: Floats, member: int, *, up: bool) -> int:
+    """To how many others this member sends, or from how many it hears."""
+    roots = rooted > 0
+    if not up:
+        partners = (contributes | roots) if roots[member] else roots
+    elif roots[member]:
+        return len(rooted) - 1
+    else:
+        partners = roots if contributes[member] else np.zeros_like(roots)
+    return int(partners.sum()) - int(partners[member])
+
+
+def _last_s(task: CrowdTask, lanes: Sequence[Lane], chunk_bytes: int) -> float:
     """The longest way of a chunk from a contributor to a root and on to a member."""
-    roots, chunk = _roots(lines, lanes), np.minimum(chunk_bytes, _parts(lanes, wire_bytes))
-    slowest_up = _of_others(np.where(contributes, lines.up, np.inf), np.minimum)[roots]
+    lines, roots = task.lines, _roots(task.lines, lanes)
+    chunk = np.minimum(chunk_bytes, _parts(lanes, task.wire_bytes))
+    slowest_up = _of_others(np.where(task.contributes, lines.up, np.inf), np.minimum)[roots]
     slowest_down = _of_others(lines.down.astype(float), np.minimum)[roots]
     heard = np.isfinite(slowest_up)  # somebody else contributes
     up_s = np.where(heard, lines.delay_s + chunk / np.minimum(slowest_up, lines.down[roots]), 0.0)
     down_s = lines.delay_s + chunk / np.minimum(lines.up[roots], slowest_down)
     return float((up_s + down_s).max())
+
+
+def _rooted(task: CrowdTask, lanes: Sequence[Lane]) -> Floats:
+    """How many bytes of the vector each member finishes."""
+    rooted = np.zeros(len(task.lines))
+    np.add.at(rooted, _roots(task.lines, lanes), _parts(lanes, task.wire_bytes))
+    return rooted
 
 
 def _of_others(values: Floats, best: np.ufunc) -> Floats:

@@ -20,7 +20,7 @@ from atoll.plan.candidates import (
     most_re_encodings,
 )
 from atoll.plan.connections import chunk_size, connections
-from atoll.plan.crowd import crowd_candidate, crowd_connections, crowd_direct
+from atoll.plan.crowd import CrowdTask, crowd_candidate, crowd_connections, crowd_direct
 from atoll.plan.lanes import kept_lanes
 from atoll.plan.links import CROWD, Lines, Links, measured_lines, measured_links, without
 from atoll.plan.price import contributing, loads
@@ -59,7 +59,9 @@ def plan_over(links: Links, request: PlanRequest) -> PlanChoice:
     """The lanes over these links, all members of which can be served."""
     if len(links) == 1:
         return PlanChoice(frozenset(), (Lane(links.members[0]),), reason="direct: there is one member")
-    task = Task(links, request.wire_bytes, request.codec, request.contributors or links.members)
+    task = Task(
+        links, request.wire_bytes, request.codec, request.contributors or links.members, request.connections
+    )
     kept = _kept(task, request)
     found = [kept] if kept else _candidates(task, request.topology)
     best = _best(found, request.topology)
@@ -81,16 +83,15 @@ def plan_over(links: Links, request: PlanRequest) -> PlanChoice:
 def plan_crowd(lines: Lines, request: PlanRequest) -> PlanChoice:
     """Direct lanes for more members than single links are looked at."""
     contributes = contributing(lines.members, request.contributors or None)
+    task = CrowdTask(lines, contributes, request.wire_bytes, request.codec, request.connections)
     kept, chunk_bytes = _kept_lanes(request, lines, contributes), 0
     if kept:
         assert request.previous is not None
         chunk_bytes = request.previous.chunk_bytes
-        best = crowd_candidate(lines, contributes, kept, request.wire_bytes, request.codec, chunk_bytes)
+        best = crowd_candidate(task, kept, chunk_bytes)
     else:
-        best = crowd_direct(lines, contributes, request.wire_bytes, request.codec)
-    streams = request.connections or crowd_connections(
-        lines, contributes, best.lanes, request.wire_bytes, best.price.seconds
-    )
+        best = crowd_direct(task)
+    streams = crowd_connections(task, best.lanes, best.price.busy_s + best.price.last_s)
     return PlanChoice(
         dropped=frozenset(),
         lanes=best.lanes,
@@ -154,7 +155,7 @@ def _best(found: Sequence[Candidate], topology: str) -> Candidate:
 
 def _connections(task: Task, best: Candidate) -> int:
     moved = loads(task.links.members, best.lanes, task.wire_bytes, task.contributes).links
-    return connections(task.links, moved, best.price.seconds)
+    return connections(task.links, moved, best.price.busy_s + best.price.last_s)
 
 
 def _reason(
