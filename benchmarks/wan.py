@@ -3,7 +3,7 @@
 Every site is a network namespace with its own processes (tools/wanlab; needs root). Variants of a case take turns;
 those with a number of connections have processes of their own, since connections that are there are used. A turn in
 which the emulator delivered a packet late, or the kernel dropped one, is void and taken again. A variant that is
-planned as an earlier one is not timed twice, one that is predicted to be far slower has one turn. Bounds and networks
+planned as an earlier one is not timed twice, one that is predicted to be far slower once. Bounds and networks
 are in wan_cases.py: 2V(N-1)/(N b 0.965) + 1 round trip where all sites are alike. TCP is CUBIC with the buffers of an
 untouched server, unless --cc and --bufs say otherwise.
 
@@ -53,7 +53,7 @@ WARM_TURNS = 4
 """Of a crew, checks included, before those that count: the engines learn what the way carries, and TCP gets over its
 first overshoot. That is the links', whoever's turn it is."""
 SLOW = 2.0
-"""A variant that is predicted to take so many times as long as the best gets one turn that counts."""
+"""Of a variant that is predicted to take so many times as long as the best, the turn that checks it is all."""
 IDLE_S = 60.0
 COLUMNS = (
     "case",
@@ -155,6 +155,8 @@ def measure_crew(
         bench.fill(numel, options.seed)
         idle = {variant.label for variant in variants if variant.idle and not options.no_idle}
         contenders = [contender_of(bench, variant, codec, numel) for variant in variants]
+        if not options.learn:
+            contenders = distinct(contenders)
         if rivals:
             contenders += [bench.rival(rival) for rival in options.compare]
         if rivals and options.bare:
@@ -162,16 +164,15 @@ def measure_crew(
             contenders.append(bench.sockets(f"bare sockets, {options.bare} conn", moved, options.bare))
         for contender in contenders:
             contender.checked = bench.turn(contender, check=True)
-        if not options.learn:
-            contenders = distinct(contenders)
-        quick = [each for each in contenders if not is_slow(each, contenders)]
+            if is_slow(contender, contenders):
+                contender.turns = [contender.checked]
+        quick = [each for each in contenders if not each.turns]
         order = random.Random(options.seed)
-        for _ in range(-(-(WARM_TURNS - len(contenders)) // len(quick))):
+        for _ in range(max(1, -(-(WARM_TURNS - len(contenders)) // len(quick)))):
             for contender in order.sample(quick, len(quick)):
                 bench.turn(contender)
-        for number in range(options.turns):
-            taking = contenders if number == 0 else quick
-            for contender in order.sample(taking, len(taking)):
+        for _ in range(options.turns):
+            for contender in order.sample(quick, len(quick)):
                 contender.turns += judge.turns(contender, 1, 0.0)
         facts = {
             "case": name,
@@ -192,7 +193,7 @@ def measure_crew(
                 )
             for each in measured:
                 if each.turns:
-                    yield record_of(each, facts, judge.void[contender.name])
+                    yield record_of(each, facts, judge.void.get(contender.name, 0))
 
 
 def distinct(contenders: Sequence[Contender]) -> list[Contender]:
@@ -218,8 +219,11 @@ def is_same(one: PlanChoice, other: PlanChoice) -> bool:
 
 
 def is_slow(contender: Contender, among: Sequence[Contender]) -> bool:
-    predicted_s = [each.choice.predicted_s for each in among if each.choice is not None]
-    return contender.choice is not None and contender.choice.predicted_s > SLOW * min(predicted_s)
+    """Lanes with equal shares, and rivals, are predicted by nobody."""
+    predicted_s = [each.choice.predicted_s for each in among if each.choice and each.choice.predicted_s]
+    return contender.choice is not None and contender.choice.predicted_s > SLOW * min(
+        predicted_s, default=0.0
+    )
 
 
 def case_name(text: str) -> str:
@@ -240,7 +244,9 @@ def chosen_variants(case: Case, options: argparse.Namespace) -> list[Variant]:
 
 def contender_of(bench: Bench, variant: Variant, codec: str, numel: int) -> Contender:
     recipe = Recipe(codec, variant.topology, variant.connections, variant.chunk_kb * 1024)
-    return bench.ours(variant.label, recipe, numel)
+    contender = bench.ours(variant.label, recipe, numel)
+    contender.choice = bench.choose(recipe, numel)
+    return contender
 
 
 def record_of(contender: Contender, facts: dict[str, Any], void: int) -> dict[str, Any]:
