@@ -164,11 +164,8 @@ Status Transfers::arrived(Link& link, const Frame& frame, bool kept) {
     ++counters_.dropped_frames;
     return success();
   }
-  if (frame.has_payload()) {
-    on_payload(link, *transfer, frame, kept);
-  } else if (const auto from = transfer->index_of(link.remote())) {
-    on_ack(*transfer, *from, frame);
-  }
+  if (frame.has_payload()) return on_payload(link, *transfer, frame, kept);
+  if (const auto from = transfer->index_of(link.remote())) on_ack(*transfer, *from, frame);
   return success();
 }
 
@@ -223,18 +220,23 @@ void Transfers::answer_late(Link& link, const Frame& begin) {
   if (begin.chunk != kNothingMissing) link.queue(answer);
 }
 
-void Transfers::on_payload(Link& link, Transfer& transfer, const Frame& frame, bool kept) {
+Status Transfers::on_payload(Link& link, Transfer& transfer, const Frame& frame, bool kept) {
   const Piece piece = piece_of(frame);
   const std::uint32_t from = *transfer.index_of(link.remote());
   transfer.rates.received(from, frame.length, Clock::now());
-  // Dropped though it is still lacking: its op began here only after its header came.
-  if (!kept && transfer.book().expects(from, piece) != Expected::kDuplicate) return;
+  // Dropped though it is still lacking: its place went to another copy, which the sender may have
+  // lost before this one, or its op began here only after its header came. The sender takes it for
+  // arrived; without this link it sends it again.
+  if (!kept && transfer.book().expects(from, piece) != Expected::kDuplicate)
+    return broken("chunk " + std::to_string(piece.chunk) + " of op " + to_string(frame.op) +
+                  " found no place");
   // Duplicates too, and on the link that brought it: if the ack is lost with that, the piece comes
   // again.
   link.queue(ack_frame(transfer, piece));
-  if (!kept) return;
+  if (!kept) return success();
   if (transfer.received(from, piece, frame.checksum)) begin_sum(transfer, piece.chunk);
   end_if_done(transfer);
+  return success();
 }
 
 Frame Transfers::ack_frame(const Transfer& transfer, Piece piece) {

@@ -53,7 +53,7 @@ class Transfers final : public LinkClient, public ConnectionsClient {
   void on_ack(Transfer& transfer, std::uint32_t from, const Frame& frame);
   bool answered_without_op(Link& link, const Frame& frame);
   void answer_late(Link& link, const Frame& begin);
-  void on_payload(Link& link, Transfer& transfer, const Frame& frame, bool kept);
+  Status on_payload(Link& link, Transfer& transfer, const Frame& frame, bool kept);
   std::shared_ptr<Kept> kept_for(const OpId& op, Slab* slab);
   // Tells the other end that its data may come, and learns whether ours may; again wherever a link
   // may have lost that. False if that ended the op.

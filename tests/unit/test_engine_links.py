@@ -300,6 +300,40 @@ def test_a_second_copy_that_is_still_on_its_way_cannot_spoil_a_chunk() -> None:
         second.close()
 
 
+def test_a_chunk_whose_place_went_to_a_copy_that_broke_off_is_asked_for_again() -> None:
+    """A chunk comes on one link; half an older copy, on a link that the sender has lost already, is read after its
+    header and takes its place, and breaks off. The sender trusts the link that lives: only its loss tells otherwise."""
+    grid = Grid.of([256])
+    with Engines(1) as engines:
+        comm = engines.comms["p0"]
+        plan = plan_for({"a": 1, "p0": comm.port}, grid.numel, "fp32", OpId(1, 0), roots=["p0"])
+        running = Running(comm, with_connections(plan, 2), grid, encoded(grid, "fp32", 1.0))
+        lost = RawPeer(comm.port, "a", "p0", KEY)
+        begin = lost.begin()
+        living = RawPeer(comm.port, "a", "p0", KEY)
+        assert living.read_frame().kind == BEGIN
+        ours = replace(begin, kind=CONTRIBUTION, payload=encoded(grid, "fp32", 2.0).tobytes())
+        half = len(ours.pack()) // 2
+        for raw in (living, lost):
+            seen = comm.stats()["received_bytes"]
+            raw.socket.sendall(ours.pack()[:half])
+            until("half a chunk is there", lambda seen=seen: comm.stats()["received_bytes"] >= seen + half)
+        lost.close()
+        until("the engine sees its end", lambda: comm.stats()["broken_links"] == 1)
+        living.socket.sendall(ours.pack()[half:])
+        assert living.was_closed(), "nobody would ever send the chunk again"
+        again = RawPeer(comm.port, "a", "p0", KEY)
+        assert again.read_frame().kind == BEGIN
+        again.send(ours)
+        finished = again.read_frame()
+        while finished.kind != FINISHED:
+            finished = again.read_frame()
+        again.ack(finished)
+        assert_exact({"p0": running}, 1.5, grid)
+        for raw in (living, again):
+            raw.close()
+
+
 def test_more_connections_than_sockets_are_refused_in_one_line_with_the_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with Engines(3) as engines:
