@@ -24,7 +24,7 @@ from atoll.membership.messages import Applied, CaughtUp, Declare, Heartbeat, Pee
 from atoll.membership.settings import CoordinatorSettings
 from atoll.membership.steps import CoordinatorEvent, PeerArrived, PeerDropped, PeerSaid, Tick
 from atoll.plan.planner import choose
-from atoll.values import ParameterInfo, Range, RankInfo, TransferStats
+from atoll.values import LinkRate, ParameterInfo, Range, RankInfo, TransferStats
 
 LAYOUT = (ParameterInfo("w", (1 << 20,), "float32"),)
 SETTINGS = {"outer.weights": "tokens", "outer.codec": "int8"}
@@ -123,7 +123,10 @@ class Crowd:
         attempt = self.state.round.attempt
         assert attempt is not None, f"all are ready: {self.last}"
         for peer in attempt.plan.members:
-            yield peer, Vote(attempt.plan.op, True, "result", (), "", TransferStats())
+            lines = [
+                LinkRate(*ends, 1e7 * self.rng.uniform(0.5, 2), 0.1) for ends in ((peer, ""), ("", peer))
+            ]
+            yield peer, Vote(attempt.plan.op, True, "result", (), "", TransferStats(links=tuple(lines)))
 
     def _reports(self) -> Iterator[tuple[str, PeerMessage]]:
         version = self.state.version

@@ -2,9 +2,10 @@
 
 Every site is a network namespace with its own processes (tools/wanlab; needs root). Variants of a case take turns;
 those with a number of connections have processes of their own, since connections that are there are used. A turn in
-which the emulator delivered a packet late, or the kernel dropped one, is void and taken again. Bounds and networks are
-in wan_cases.py: 2V(N-1)/(N b 0.965) + 1 round trip where all sites are alike. TCP is CUBIC with the
-buffers of an untouched server, unless --cc and --bufs say otherwise.
+which the emulator delivered a packet late, or the kernel dropped one, is void and taken again. A variant that is
+planned as an earlier one is not timed twice, one that is predicted to be far slower has one turn. Bounds and networks
+are in wan_cases.py: 2V(N-1)/(N b 0.965) + 1 round trip where all sites are alike. TCP is CUBIC with the buffers of an
+untouched server, unless --cc and --bufs say otherwise.
 
     python benchmarks/wan.py                    all cases (about half an hour)
     python benchmarks/wan.py --only two four    some
@@ -48,10 +49,12 @@ LATE_MS = 5.0
 """Later than this, even once, and the turn measured the emulator instead."""
 MAX_VOID = 6
 """Void turns of one variant, then the machine is too busy for this case."""
-WARM_TURNS = 3
-"""Taken before those that count: the engines learn what the way carries, and TCP gets over its first overshoot."""
+WARM_TURNS = 4
+"""Of a crew, checks included, before those that count: the engines learn what the way carries, and TCP gets over its
+first overshoot. That is the links', whoever's turn it is."""
+SLOW = 2.0
+"""A variant that is predicted to take so many times as long as the best gets one turn that counts."""
 IDLE_S = 60.0
-IDLE_TURNS = 2
 COLUMNS = (
     "case",
     "variant",
@@ -84,16 +87,33 @@ class Judge:
             dropped = self.lab.stats()["kernel_dropped"]  # this call also begins the maxima anew
             turn = self.bench.turn(contender)
             seen = self.lab.stats()
-            late_ms = seen["late_max_us"] / 1e3
-            if late_ms <= self.late_ms and seen["kernel_dropped"] == dropped:
+            why = why_void(seen["late_max_us"] / 1e3, self.late_ms, seen["kernel_dropped"] - dropped)
+            if not why:
                 return turn
             self.void[contender.name] += 1
-            print(f"  void: {contender.name}: the emulator was {late_ms:.1f} ms late", flush=True)
-        print(f"  given up: {contender.name}: measure on a quiet machine", flush=True)
+            number = f"{self.void[contender.name]} of {MAX_VOID + 1}"
+            print(
+                f"  void ({number}): {contender.name}, {turn.seconds:.2f} s: {why}; taken again", flush=True
+            )
+        print(
+            f"  given up: {contender.name}: {MAX_VOID + 1} turns were void; measure on a quieter machine, or allow "
+            f"more than --late-ms {self.late_ms:g}",
+            flush=True,
+        )
         return None
 
     def turns(self, contender: Contender, count: int, idle_s: float) -> list[Turn]:
         return [turn for _ in range(count) if (turn := self.turn(contender, idle_s)) is not None]
+
+
+def why_void(late_ms: float, limit_ms: float, dropped: int) -> str:
+    """Why a turn measured this machine instead of the network; "" if it did not."""
+    reasons = []
+    if late_ms > limit_ms:
+        reasons.append(f"the emulator delivered a packet {late_ms:.1f} ms late ({limit_ms:g} allowed)")
+    if dropped:
+        reasons.append(f"the kernel dropped {dropped} packets before the emulator had them")
+    return " and ".join(reasons)
 
 
 @contextmanager
@@ -142,12 +162,16 @@ def measure_crew(
             contenders.append(bench.sockets(f"bare sockets, {options.bare} conn", moved, options.bare))
         for contender in contenders:
             contender.checked = bench.turn(contender, check=True)
+        if not options.learn:
+            contenders = distinct(contenders)
+        quick = [each for each in contenders if not is_slow(each, contenders)]
         order = random.Random(options.seed)
-        for _ in range(WARM_TURNS):
-            for contender in order.sample(contenders, len(contenders)):
+        for _ in range(-(-(WARM_TURNS - len(contenders)) // len(quick))):
+            for contender in order.sample(quick, len(quick)):
                 bench.turn(contender)
-        for _ in range(options.turns):
-            for contender in order.sample(contenders, len(contenders)):
+        for number in range(options.turns):
+            taking = contenders if number == 0 else quick
+            for contender in order.sample(taking, len(taking)):
                 contender.turns += judge.turns(contender, 1, 0.0)
         facts = {
             "case": name,
@@ -162,13 +186,48 @@ def measure_crew(
         for contender in contenders:
             measured = [contender]
             if contender.name in idle:
-                turns = judge.turns(contender, IDLE_TURNS, IDLE_S)
+                turns = judge.turns(contender, -(-options.turns // 3), IDLE_S)
                 measured.append(
                     replace(contender, name=f"{contender.name}, after {IDLE_S:g} s idle", turns=turns)
                 )
             for each in measured:
                 if each.turns:
                     yield record_of(each, facts, judge.void[contender.name])
+
+
+def distinct(contenders: Sequence[Contender]) -> list[Contender]:
+    """Without those that were planned exactly as an earlier one: said, not timed twice."""
+    kept: list[Contender] = []
+    for each in contenders:
+        twin = next(
+            (one for one in kept if each.choice and one.choice and is_same(each.choice, one.choice)), None
+        )
+        if twin is None:
+            kept.append(each)
+        else:
+            print(f"  {each.name}: the same plan as {twin.name}", flush=True)
+    return kept
+
+
+def is_same(one: PlanChoice, other: PlanChoice) -> bool:
+    return (one.lanes, one.connections, one.chunk_bytes) == (
+        other.lanes,
+        other.connections,
+        other.chunk_bytes,
+    )
+
+
+def is_slow(contender: Contender, among: Sequence[Contender]) -> bool:
+    predicted_s = [each.choice.predicted_s for each in among if each.choice is not None]
+    return contender.choice is not None and contender.choice.predicted_s > SLOW * min(predicted_s)
+
+
+def case_name(text: str) -> str:
+    """A case, by its name or what it begins with."""
+    found = [name for name in CASES if name.startswith(text)]
+    if len(found) != 1 and text not in CASES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(CASES)}")
+    return text if text in CASES else found[0]
 
 
 def chosen_variants(case: Case, options: argparse.Namespace) -> list[Variant]:
@@ -263,8 +322,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--only", nargs="+", type=case_name, default=list(CASES), metavar="CASE")
+    parser.add_argument("--turns", type=int, default=3, help="that count; a third of them after idling")
     parser.add_argument("--topology", choices=TOPOLOGIES, help="force one, instead of the case's variants")
     parser.add_argument("--connections", type=int, default=0)
     parser.add_argument(

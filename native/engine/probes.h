@@ -1,5 +1,7 @@
 // Short measurements of links without an op: frames whose payload the other end drops and answers.
-// They wait while an op runs: only spare time is measured.
+// They wait while an op runs here, an op that begins ends them, and a node that is in an op answers
+// none: only spare time is measured. What is still on the way then is little, for as much is sent as
+// answers say that the way takes.
 //
 // Owner: the Engine. Threads: the loop's, except measure(), which blocks any other. Failure: each
 // result says why it is none.
@@ -45,6 +47,7 @@ class Probes {
   std::optional<Outgoing> next(const Link& link);
   void answered(const Link& link, const Frame& frame);
   void lost(const NodeName& node, const std::string& reason);
+  void op_began();
   bool needs(const NodeName& node) const { return running_.contains(node); }
   bool empty() const { return running_.empty(); }
   void on_tick(Time now);
@@ -60,17 +63,16 @@ class Probes {
     std::shared_ptr<Call> call;
     std::size_t index = 0;
     std::uint64_t id = 0;
-    std::uint32_t unsent = 0;
-    std::uint32_t unanswered = 0;
-    std::uint32_t total = 0;
-    Time half_at{};  // when half was answered: before, TCP was warming up
+    std::uint32_t frames = 0;
+    std::uint32_t sent = 0;
     Time expires_at{};
+    std::vector<Time> answers;  // when they came
   };
 
   void begin(const std::vector<Node>& nodes, unsigned connections, std::uint32_t frames,
              Time expires_at, const std::shared_ptr<Call>& call);
   void end(const NodeName& node, ProbeResult result);
-  ProbeResult rate_of(const NodeName& node, const Probe& probe, Time now) const;
+  ProbeResult rate_of(const NodeName& node, const Probe& probe) const;
 
   Loop& loop_;
   Connections& connections_;

@@ -41,6 +41,7 @@ Transfers::Transfers(Loop& loop, Pool& pool, Registry& registry, Connections& co
 
 void Transfers::start(Plan plan, Layout layout, Buffers buffers, Seconds deadline) {
   const OpId op = plan.op;
+  probes_.op_began();
   Slab slab;
   std::shared_ptr<Kept> kept = kept_for(op, &slab);
   auto owned = std::make_unique<Transfer>(std::move(plan), std::move(layout), buffers, deadline,
@@ -173,8 +174,10 @@ Status Transfers::arrived(Link& link, const Frame& frame, bool kept) {
 
 bool Transfers::answered_without_op(Link& link, const Frame& frame) {
   switch (frame.type) {
-    case FrameType::kPing:
     case FrameType::kProbe:
+      if (running_.empty()) link.queue(answer_of(frame));  // unanswered, no more of them come
+      return true;
+    case FrameType::kPing:
       link.queue(answer_of(frame));
       return true;
     case FrameType::kAckProbe:

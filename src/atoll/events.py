@@ -189,10 +189,20 @@ class AttemptFailed(Event, frozen=True):
 
 
 class RatesMeasured(Event, frozen=True):
-    """Links whose rate was seen for the first time, or has changed; at most once a round."""
+    """Links whose rate was seen for the first time, or has changed: by a round's own traffic, at most once a round, or
+    `probed`: by a peer that was asked to, while no round ran.
+    """
 
     round: int
     links: tuple[LinkRate, ...]
+    probed: bool = False
+
+
+class ProbesFailed(Event, frozen=True):
+    """A peer could not measure its links to these peers; the reasons are by target. Rounds will, if they use them."""
+
+    peer: str
+    reasons: dict[str, str]
 
 
 class RoundCommitted(Event, frozen=True):

@@ -43,6 +43,7 @@ TORCH_FREE = {
     "recovery",
 }
 THREAD_OWNERS = {
+    "comm/prober.py",
     "membership/client.py",
     "membership/etcd_client.py",
     "membership/link.py",

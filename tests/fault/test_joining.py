@@ -104,3 +104,30 @@ def test_a_joiner_begins_fresh_where_no_donor_has_an_inner_state(tmp_path: Path)
 
 def joins(swarm: Swarm, peer: str) -> list[dict[str, Any]]:
     return [event for event in swarm.events("PeerJoined") if event["peer"] == peer]
+
+
+def test_links_of_new_members_are_measured_before_the_round_that_needs_them(tmp_path: Path) -> None:
+    """At the start all pairs, later the newcomer's, both ways; nobody measures while a round runs."""
+    go = tmp_path / "go"
+    hold = ["--numel", 3_000_000, "--hold-in-round", 0, "--until", go]
+    with Swarm(tmp_path, start_peers=2) as swarm:
+        swarm.quadratic("a", 1, *hold)
+        swarm.quadratic("b", 3, *hold)
+        swarm.wait(lambda: probed(swarm) == {("a", "b"), ("b", "a")}, within_s=60, what="the first pair")
+        swarm.quadratic("c", 8, "--numel", 3_000_000)
+        newcomers = {("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")}
+        swarm.wait(lambda: newcomers < probed(swarm), within_s=60, what="the newcomer's links")
+        assert swarm.events("AttemptStarted") == [], "measured while everybody waits"
+        go.touch()
+        swarm.finish_well("a", "b", "c")
+    told = [event for event in swarm.events("RatesMeasured") if event["probed"]]
+    assert all(link["bytes_per_s"] > 0 and link["rtt_s"] > 0 for event in told for link in event["links"])
+    assert swarm.events("ProbesFailed") == []
+    by_rounds = [event for event in swarm.events("RatesMeasured") if not event["probed"]]
+    assert by_rounds, "the rounds' own traffic is told too"
+    swarm.assert_one_history()
+
+
+def probed(swarm: Swarm) -> set[tuple[str, str]]:
+    told = [event["links"] for event in swarm.events("RatesMeasured") if event["probed"]]
+    return {(link["source"], link["target"]) for links in told for link in links}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
 from atoll import _native
+from atoll.comm.native import NativeCommunicator
 from atoll.plan.grid import Grid
 from atoll.values import OpId, ReduceReport
 from support import engines
 from support.engines import KEY, Engines, Running, encoded, open_engine
+from support.raw_peer import PROBE, RawPeer
 from support.slack import SLACK_S
 
 GRID = Grid.of([1_000_000])  # 4 MB in fp32: 4 MB each way between two
@@ -87,6 +90,14 @@ def raw_engine(peer: str, **options: float) -> _native.Engine:
     )
 
 
+def until_linked(comm: NativeCommunicator) -> None:
+    """An op that was handed to a thread has begun: it has made a link."""
+    deadline_s = time.monotonic() + 5.0 + SLACK_S
+    while comm.stats()["connections"] == 0:
+        assert time.monotonic() < deadline_s, "the op makes no link"
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("connections", [1, 3])
 def test_a_probe_measures_the_links_to_several_nodes(connections: int) -> None:
     prober = raw_engine("a", max_up_bytes_per_s=4e6)
@@ -112,6 +123,7 @@ def test_a_probe_waits_for_ops_and_for_nobody_else() -> None:
         comm, port = both.comms["p0"], both.ports["p1"]
         plan = both.plan(grid, "fp32", OpId(1, 0))
         half = Running(comm, plan, grid, encoded(grid, "fp32", 1.0))  # p1 does not begin: it stays open
+        until_linked(comm)
         begin = time.monotonic()
         ((rate, _, failure),) = comm._engine.probe([("p1", 0, "127.0.0.1", port)], 1 << 20, 0.5)
         assert (rate, failure) == (0, "too few answers by the deadline")
@@ -121,6 +133,69 @@ def test_a_probe_waits_for_ops_and_for_nobody_else() -> None:
         ((rate, _, failure),) = comm._engine.probe([("p1", 0, "127.0.0.1", port)], 1 << 20, 5.0)
         assert rate > 0
         assert failure == ""
+
+
+def test_a_probe_ends_when_an_op_begins() -> None:
+    """It would take ten seconds; the op that begins meanwhile does not share its links with it."""
+    with Engines(2, max_up_bytes_per_s=1e5) as both:
+        comm, port = both.comms["p0"], both.ports["p1"]
+        found: list[tuple[float, float, str]] = []
+        probe = threading.Thread(
+            target=lambda: found.extend(comm._engine.probe([("p1", 0, "127.0.0.1", port)], 1 << 20, 10.0))
+        )
+        probe.start()
+        deadline_s = time.monotonic() + 5.0 + SLACK_S
+        while comm.stats()["sent_bytes"] < 64 << 10:
+            assert time.monotonic() < deadline_s, "the probe sends nothing"
+            time.sleep(0.005)
+        running = both.begin(both.plan(Grid.of([1000]), "fp32", OpId(1, 0)), Grid.of([1000]))
+        probe.join(SLACK_S)
+        assert found == [(0.0, 0.0, "an op began before it was measured")]
+        assert all(one.report().ok for one in running.values())
+
+
+def test_who_is_in_an_op_answers_no_probe() -> None:
+    grid = Grid.of([1000])
+    with Engines(2) as both:
+        prober = raw_engine("a")
+        try:
+            plan = both.plan(grid, "fp32", OpId(1, 0))
+            half = Running(both.comms["p1"], plan, grid, encoded(grid, "fp32", 1.0))  # p0 does not begin
+            until_linked(both.comms["p1"])
+            target = [("p1", 0, "127.0.0.1", both.ports["p1"])]
+            ((rate, _, failure),) = prober.probe(target, 1 << 20, 0.5)
+            assert (rate, failure) == (0, "too few answers by the deadline")
+            both.comms["p1"].abort(plan.op)
+            assert not half.report().ok
+            ((rate, _, failure),) = prober.probe(target, 1 << 20, 5.0)
+            assert (rate > 0, failure) == (True, "")
+        finally:
+            prober.close()
+
+
+def test_a_slow_link_is_measured_by_what_it_answered_in_time() -> None:
+    prober, other = raw_engine("a", max_up_bytes_per_s=1e6), raw_engine("b")
+    try:
+        ((rate, _, failure),) = prober.probe([("b", 0, "127.0.0.1", other.port)], 1 << 30, 1.0)
+        assert failure == ""
+        assert 0.2e6 < rate < 1.5e6
+    finally:
+        prober.close()
+        other.close()
+
+
+def test_a_probe_that_nobody_answers_sends_little() -> None:
+    """What is on its way when a round begins is in that round's way."""
+    prober = raw_engine("b")
+    silent = RawPeer(prober.port, "a", "b", KEY)
+    silent.socket.settimeout(0.2)
+    try:
+        ((_, _, failure),) = prober.probe([("a", 0, "127.0.0.1", 1)], 4 << 20, 0.5)
+        assert failure == "too few answers by the deadline"
+        assert len([frame for frame in silent.read_frames() if frame.kind == PROBE]) == 4
+    finally:
+        silent.close()
+        prober.close()
 
 
 def test_a_probe_of_nobody_says_why() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.plan.bounds import bounds
 from atoll.plan.candidates import BUILDERS, Task
-from atoll.plan.connections import chunk_size, connections, streams
+from atoll.plan.connections import INITIAL_BYTES, chunk_size, connections, start_seconds, streams
 from atoll.plan.links import Links
 from atoll.plan.price import loads, price
 from atoll.plan.ring import chains
@@ -101,6 +101,55 @@ def test_the_last_chunk_takes_the_longest_way(seed: int) -> None:
     assert price(links, [lane], V, codec="int8", chunk_bytes=chunk).last_s == pytest.approx(expected), (
         f"seed {seed}"
     )
+
+
+def slow_start_s(num_bytes: float, bytes_per_s: float, rtt_s: float, num_streams: int) -> float:
+    """Round trip by round trip: what is sent doubles until it fills the way. How much later than at full rate."""
+    sent, now_s, window = 0.0, 0.0, float(num_streams * INITIAL_BYTES)
+    while window < bytes_per_s * rtt_s and sent + window < num_bytes:
+        sent, now_s, window = sent + window, now_s + rtt_s, 2 * window
+    rate = min(window / rtt_s, bytes_per_s)
+    return now_s + (num_bytes - sent) / rate - num_bytes / bytes_per_s
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_streams_get_under_way_in_round_trips(seed: int) -> None:
+    """Within a round trip of what a walk through them gives: there the last doubling is whole."""
+    rng = random.Random(seed)
+    num_bytes, rate, rtt_s = (
+        10 ** rng.uniform(4, 9),
+        10 ** rng.uniform(5.5, 8.5),
+        rng.choice((0.001, 0.03, 0.15)),
+    )
+    num_streams = rng.choice((1, 4, 16))
+    found = start_seconds(num_bytes, rate, rtt_s, num_streams)
+    assert found >= 0
+    assert found == pytest.approx(slow_start_s(num_bytes, rate, rtt_s, num_streams), abs=rtt_s), (
+        f"seed {seed}"
+    )
+
+
+def test_a_long_way_is_slow_at_first() -> None:
+    """Two at 200 Mbit/s, 80 ms, after a pause: fourteen streams lose 0.19 s, one 0.49 s; a short way loses nothing."""
+    lanes = [Lane(member) for member in names(2)]
+
+    def start_s(delay_s: float, num_connections: int) -> float:
+        links = even(2, 24.1 * MB, delay_s)
+        return price(links, lanes, V, codec="int8", num_connections=num_connections).start_s
+
+    assert start_s(0.04, 14) == pytest.approx(0.19, abs=0.01)
+    assert start_s(0.04, 1) == pytest.approx(0.49, abs=0.01)
+    assert start_s(0.0001, 1) == 0.0
+
+
+def test_few_connections_cannot_fill_a_fat_way() -> None:
+    """4 Gbit/s at 80 ms: eight streams of 3 MiB each carry 314 MB/s, sixteen all of it."""
+    lanes = [Lane(member) for member in names(2)]
+    links = even(2, 482 * MB, 0.04)
+    eight, sixteen = (price(links, lanes, 800 * MB, codec="fp32", num_connections=n) for n in (8, 16))
+    assert eight.bottleneck == "the link of p0000 to p0001"
+    assert 800 * MB / eight.busy_s == pytest.approx(8 * (3 << 20) / 0.08)
+    assert 800 * MB / sixteen.busy_s == pytest.approx(482 * MB)
 
 
 # ---- bounds ----------------------------------------------------------------------------------------------

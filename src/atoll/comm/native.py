@@ -18,8 +18,9 @@ from atoll.comm.base import Bytes
 from atoll.errors import LocalError
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
+from atoll.plan.links import CROWD
 from atoll.plan.trees import parents_of
-from atoll.values import Edge, LinkRate, NodeId, OpId, Plan, ReduceReport, TransferStats
+from atoll.values import Edge, LinkRate, NodeId, OpId, Plan, RankInfo, ReduceReport, TransferStats
 
 _LOOK_UP_S = 0.2
 """While it waits for the engine, Python looks up this often: a signal handler must get its turn."""
@@ -187,6 +188,18 @@ class NativeCommunicator:
             ),
         )
 
+    def probe(
+        self, peer: str, rank: RankInfo, num_bytes: int, deadline_s: float, connections: int
+    ) -> tuple[float, float, str]:
+        """Measure the way to rank 0 of a peer by sending it `num_bytes`, while no op runs: (bytes per second, round
+        trip in seconds, ""), or (0, 0, why not). Blocks, at most `deadline_s`."""
+        targets = [(peer, 0, rank.host, rank.port)]
+        try:
+            (found,) = self._engine.probe(targets, num_bytes, deadline_s, connections)
+        except ValueError as error:
+            return 0.0, 0.0, str(error)
+        return found
+
     def abort(self, op: OpId) -> None:
         self._engine.abort((op.term, op.round, op.fragment, op.attempt))
 
@@ -250,7 +263,14 @@ def _edges(nodes: tuple[NodeId, ...], pairs: list[tuple[int, int]]) -> tuple[Edg
 
 
 def _links(nodes: tuple[NodeId, ...], rates: list[tuple[int, int, float, float]]) -> tuple[LinkRate, ...]:
+    """Rates between nodes as rates between peers. In a crowd only the lines', with the longest round trip."""
+
     def peer(index: int) -> str:
         return nodes[index].peer if index >= 0 else ""  # all others together
 
+    if len(nodes) > CROWD:
+        longest_s = max((rtt_s for _, _, _, rtt_s in rates), default=0.0)
+        rates = [
+            (source, target, rate, longest_s) for source, target, rate, _ in rates if min(source, target) < 0
+        ]
     return tuple(LinkRate(peer(source), peer(target), rate, rtt_s) for source, target, rate, rtt_s in rates)

@@ -110,6 +110,7 @@ def open_session(
         on_abort=slot.abort,
         on_session_key=slot.renew_key,
         on_serve=slot.serve,
+        on_probe=slot.probe,
         wait_s=wait_s,
     )
     manners = leave_politely(member.leave_for)

@@ -16,6 +16,7 @@ import torch
 from atoll.checkpoint.own_part import Stateful
 from atoll.clock import Clock, MonotonicClock
 from atoll.comm.native import NativeCommunicator
+from atoll.comm.prober import ProbeOrder, Prober
 from atoll.diloco.exchange import Exchange, Shelf
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
@@ -25,7 +26,7 @@ from atoll.diloco.schedule import OuterSchedule
 from atoll.errors import ConfigError
 from atoll.events import EventLog, RunEnded
 from atoll.membership.client import Admission, Member
-from atoll.membership.messages import CatchUp, Declare, Scalar, View
+from atoll.membership.messages import CatchUp, Declare, Probe, Probed, Scalar, View
 from atoll.mesh.elastic import ElasticDeviceMesh, PeerSet
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
@@ -49,11 +50,12 @@ _HURRY_S = 0.5
 
 
 class EngineSlot:
-    """The engine and the exchange, once there are any. Membership's thread tells them of aborts, of a new session key,
-    and that others catch up."""
+    """The engine, its prober and the exchange, once there are any. Membership's thread tells them of aborts, of a new
+    session key, that others catch up, and that links are to be measured."""
 
     def __init__(self) -> None:
         self.comm: NativeCommunicator | None = None
+        self.prober: Prober | None = None
         self.exchange: Exchange | None = None
 
     def abort(self, op: OpId) -> None:
@@ -70,9 +72,15 @@ class EngineSlot:
         if self.exchange is not None:
             self.exchange.serve()
 
+    def probe(self, order: Probe) -> None:
+        if self.prober is not None:
+            self.prober.begin(ProbeOrder(order.targets, order.num_bytes, order.connections, order.link_s))
+
     def close(self) -> None:
         if self.comm is not None:
             self.comm.close()
+        if self.prober is not None:
+            self.prober.close()
         if self.exchange is not None:
             self.exchange.close()
 
@@ -255,6 +263,9 @@ class Session:
             )
         except ValueError as error:
             raise ConfigError(f"net.congestion: {error}") from None
+        self._slot.prober = Prober(
+            self.peer, self._slot.comm, lambda links, failed: self._member.probed(Probed(links, failed))
+        )
         return self._slot.comm
 
     # ---- asked by training loops ---------------------------------------------------------------------------------

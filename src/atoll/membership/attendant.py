@@ -37,6 +37,7 @@ from atoll.membership.messages import (
     Leave,
     Message,
     PeerMessage,
+    Probe,
     Serve,
     Verdict,
     View,
@@ -73,6 +74,7 @@ class Attendant:
         on_abort: Callable[[OpId], None],
         on_session_key: Callable[[bytes], None],
         on_serve: Callable[[], None],
+        on_probe: Callable[[Probe], None],
         connect_s: float,
         reach_s: float,
     ) -> None:
@@ -84,6 +86,7 @@ class Attendant:
         self._on_abort = on_abort
         self._on_session_key = on_session_key
         self._on_serve = on_serve
+        self._on_probe = on_probe
         self._connect_s = connect_s
         self._reach_s = reach_s
         self._clock = MonotonicClock()
@@ -298,6 +301,8 @@ class Attendant:
                 self._on_serve()
                 if stage:
                     self._desk.lay_serve(Serve(version, stage))
+            case steps.MeasureLinks(order):
+                self._on_probe(order)
             case steps.AbortAttempt(op, reason):
                 _log.info("attempt %s is given up: %s", op, reason)
                 self._on_abort(op)

@@ -8,7 +8,7 @@ Who holds the newest version while no attempt is under way is a member. Members 
 from __future__ import annotations
 
 import math
-from itertools import islice
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from atoll.membership.coordinator_state import (
     ids,
 )
 from atoll.membership.messages import Applied, CatchUp, CaughtUp, Declare, Serve, SnapshotWanted
+from atoll.membership.rates import by_uplink
 from atoll.values import CODECS, Source
 
 MAX_SOURCES = 8
@@ -252,12 +253,13 @@ def _tell(draft: Draft, record: PeerRecord, held: CatchingUp, sources: tuple[Sou
 
 def _sources(state: CoordinatorState) -> tuple[Source, ...]:
     """The sidecars of the members with the fastest uplinks, as far as these are known; then the oldest."""
-    up = {link[0]: seen.bytes_per_s for link, seen in state.rates.items() if link[1] == ""}
-    serving = (record for record in state.members() if record.connected and _sidecar(record))
-    best = sorted(serving, key=lambda record: -up.get(record.peer, 0.0)) if up else serving
+    known = by_uplink(state.rates)
+    first = (state.peers[peer] for peer in known if peer in state.peers)
+    rest = (record for record in state.members() if record.peer not in known)
+    serving = (each for each in chain(first, rest) if each.member and each.connected and _sidecar(each))
     return tuple(
         Source(record.peer, record.ranks[0].host, record.ranks[0].sidecar_port)
-        for record in islice(best, MAX_SOURCES)
+        for record in islice(serving, MAX_SOURCES)
     )
 
 

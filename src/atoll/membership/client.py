@@ -2,8 +2,7 @@
 
 `Member` owns the thread "atoll-membership": connection, heartbeats, and the member machine run there (see
 `membership.attendant`), in the trainer's own process, so that a killed trainer falls silent at once. The
-training thread calls the methods here; only `on_abort` and `on_session_key` are called from the membership
-thread.
+training thread calls the methods here; the `on_...` calls come from the membership thread.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ from atoll.membership.messages import (
     Declare,
     Leave,
     PeerMessage,
+    Probe,
+    Probed,
     Ready,
     SnapshotWanted,
     Verdict,
@@ -49,7 +50,8 @@ class Member:
     `address` is the coordinator's, or those of all coordinators that may lead, separated by commas.
     `on_abort(op)` is called at once when an attempt is given up, and must only tell the engine.
     `on_session_key(key)` is called when a restarted coordinator has another session key, `on_serve()` when somebody
-    catches up and this peer's sidecar is to run; all on the membership thread. `wait_s` above `connect_s` allows to
+    catches up and this peer's sidecar is to run, `on_probe(order)` when links are to be measured; all on the membership
+    thread. `wait_s` above `connect_s` allows to
     start before the coordinator is up. Raises ConfigError for an address or token that cannot be right.
     """
 
@@ -63,6 +65,7 @@ class Member:
         on_abort: Callable[[OpId], None],
         on_session_key: Callable[[bytes], None] = lambda key: None,
         on_serve: Callable[[], None] = lambda: None,
+        on_probe: Callable[[Probe], None] = lambda order: None,
         wait_s: float = 0.0,
         connect_s: float = 10.0,
     ) -> None:
@@ -77,6 +80,7 @@ class Member:
             on_abort=on_abort,
             on_session_key=on_session_key,
             on_serve=on_serve,
+            on_probe=on_probe,
             connect_s=connect_s,
             reach_s=max(connect_s, wait_s),
         )
@@ -166,6 +170,10 @@ class Member:
         verdict that came before is handed out first.
         """
         return self._desk.take_order(timeout_s)
+
+    def probed(self, message: Probed) -> None:
+        """What links were measured to carry. Any thread."""
+        self._say(message)
 
     def leave_for(self, reason: str) -> None:
         """Say goodbye in the training thread's place, which is too busy to do so. Any thread; does not wait."""

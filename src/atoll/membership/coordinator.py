@@ -19,6 +19,7 @@ from atoll.membership import (
     learning,
     liveness,
     operator_requests,
+    probing,
     rounds,
     verdicts,
 )
@@ -39,6 +40,7 @@ from atoll.membership.messages import (
     Heartbeat,
     HeartbeatAck,
     Leave,
+    Probed,
     Ready,
     Scalar,
     SnapshotWanted,
@@ -187,6 +189,9 @@ def _hear(draft: Draft, record: PeerRecord, event: PeerSaid) -> bool:
             catching_up.tell_again(draft, record)
         case _ if not record.member:
             draft.because(f"ignored what {record.peer} says before it is a member")
+        case Probed():
+            probing.hear_probed(draft, record, message)
+            return False
         case Ready():
             rounds.record_ready(draft, record, message)
         case Vote():
@@ -235,6 +240,7 @@ def _decide(draft: Draft) -> str:
     _start_run(draft)
     operator_requests.settle_stop(draft)
     _end_run(draft)
+    probing.ask(draft)
     return draft.state.over or rounds.advance_round(draft)
 
 

@@ -156,7 +156,8 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     is the last one in it when this coordinator started; `met` are the processes that came while it was learning;
     until `relearns_until_s` peers are waited for that may know more. `commit` is the last committed verdict,
     `verdict` the last of any outcome. `norms` are the medians of the last committed rounds, `offences` the rounds
-    in which peers' updates were refused, `rates` what the links were seen to carry. `done` if the last member to go
+    in which peers' updates were refused, `rates` what the links were seen to carry, `probed` the members whose links
+    were asked for. `done` if the last member to go
     had all it was asked for. `diverging_rounds` is how many of the last rounds in a row had no finite update.
     `short_since_s` is since when there are too few members, `no_holder_since_s` since when nobody who is here holds
     the newest version. `saved_at_s` is the run's age at its last checkpoint. `stopping` says why the open round is
@@ -187,6 +188,7 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     norms: tuple[float, ...] = ()
     offences: Mapping[str, tuple[int, ...]] = {}
     rates: Rates = {}
+    probed: frozenset[str] = frozenset()
     started: bool = False
     done: bool = False
     diverging_rounds: int = 0

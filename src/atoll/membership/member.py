@@ -30,6 +30,8 @@ from atoll.membership.messages import (
     Leave,
     Message,
     PeerMessage,
+    Probe,
+    Probed,
     Ready,
     Reduce,
     Refused,
@@ -47,6 +49,7 @@ from atoll.membership.steps import (
     Disconnected,
     Effect,
     Fail,
+    MeasureLinks,
     MemberEvent,
     Order,
     RequestFreeze,
@@ -196,6 +199,8 @@ def _say(state: MemberState, message: PeerMessage) -> Outcome:
             return _step(state, f"{state.peer} asks for a snapshot", *_send(state, message))
         case CaughtUp():
             return _say_caught_up(state, message)
+        case Probed():
+            return _step(state, f"{state.peer} has measured its links", *_send(state, message))
         case Leave():
             aborts = (AbortAttempt(state.op, message.reason),) if state.phase is Phase.REDUCING else ()
             over = replace(state, phase=Phase.OVER)
@@ -250,6 +255,8 @@ def _hear(state: MemberState, message: CoordinatorMessage) -> Outcome:
             return _hear_catch_up(state, message)
         case Serve(version=version, stage=stage):
             return _step(state, "somebody catches up", ServeOthers(version, stage))
+        case Probe():
+            return _hear_probe(state, message)
         case Freeze():
             return _hear_freeze(state, message)
         case Reduce(plan=plan):
@@ -292,6 +299,14 @@ def _hear_catch_up(state: MemberState, message: CatchUp) -> Outcome:
     aborts = (AbortAttempt(state.op, message.reason),) if state.phase is Phase.REDUCING else ()
     state = replace(state, phase=Phase.CATCHING_UP, term=message.term, pending=None, vote=None)
     return _step(state, message.reason, *aborts, Order(message))
+
+
+def _hear_probe(state: MemberState, message: Probe) -> Outcome:
+    """Once it is ready a round may begin at any moment, and that round measures better."""
+    targets = ", ".join(sorted(message.targets))
+    if state.phase not in (Phase.LOCAL, Phase.APPLYING):
+        return _step(state, f"ignored an order to measure the links to {targets} in phase {state.phase}")
+    return _step(state, f"the links to {targets} are measured", MeasureLinks(message))
 
 
 def _hear_freeze(state: MemberState, message: Freeze) -> Outcome:

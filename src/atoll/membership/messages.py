@@ -11,7 +11,17 @@ from typing import Any
 
 import msgspec
 
-from atoll.values import Contribution, Edge, OpId, ParameterInfo, Plan, RankInfo, Source, TransferStats
+from atoll.values import (
+    Contribution,
+    Edge,
+    LinkRate,
+    OpId,
+    ParameterInfo,
+    Plan,
+    RankInfo,
+    Source,
+    TransferStats,
+)
 
 PROTOCOL = 1
 Scalar = str | int | float | bool | None
@@ -165,6 +175,26 @@ class HeartbeatAck(Message, frozen=True):
     term: int
 
 
+# ---- rates -------------------------------------------------------------------------------------------------------
+
+
+class Probe(Message, frozen=True):
+    """Coordinator, while no round runs: measure the links to these members, of which nothing is known. One after
+    another, each with `num_bytes` over so many `connections`, and for `link_s` at most."""
+
+    targets: dict[str, RankInfo]
+    num_bytes: int
+    connections: int
+    link_s: float
+
+
+class Probed(Message, frozen=True):
+    """Peer: what those links carried; `failed` says, by target, why one was not measured."""
+
+    links: tuple[LinkRate, ...]
+    failed: dict[str, str]
+
+
 # ---- a round -----------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +300,9 @@ class AskToLeave(Message, frozen=True):
     reason: str
 
 
-PeerMessage = Connect | Declare | Heartbeat | Ready | Vote | Applied | SnapshotWanted | CaughtUp | Leave
+PeerMessage = (
+    Connect | Declare | Heartbeat | Ready | Vote | Applied | SnapshotWanted | CaughtUp | Probed | Leave
+)
 CoordinatorMessage = (
     Challenge
     | Welcome
@@ -278,6 +310,7 @@ CoordinatorMessage = (
     | View
     | CatchUp
     | Serve
+    | Probe
     | HeartbeatAck
     | Freeze
     | Reduce

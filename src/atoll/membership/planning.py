@@ -13,7 +13,15 @@ from atoll import events
 from atoll.membership import exclusion
 from atoll.membership.admission import dismiss
 from atoll.membership.catching_up import MOST_ELEMENTS, wrong_bits
-from atoll.membership.coordinator_state import Attempt, Draft, PeerRecord, ids, listed, majority
+from atoll.membership.coordinator_state import (
+    Attempt,
+    CoordinatorState,
+    Draft,
+    PeerRecord,
+    ids,
+    listed,
+    majority,
+)
 from atoll.membership.exclusion import Selection
 from atoll.membership.messages import Reduce
 from atoll.membership.rates import known_links
@@ -122,13 +130,11 @@ def _request(
     draft: Draft, ready: tuple[PeerRecord, ...], selection: Selection, broken: frozenset[Edge]
 ) -> PlanRequest:
     state = draft.state
-    codec = _codec(draft)
-    sizes = [min(math.prod(each.shape), MOST_ELEMENTS) for each in (state.layout or {}).values()]
     return PlanRequest(
         members=ids(ready),
         contributors=tuple(each.peer for each in selection.contributions),
-        wire_bytes=sum(CODECS[codec].run_bytes(size) for size in sizes) if codec in CODECS else sum(sizes),
-        codec=codec,
+        wire_bytes=wire_bytes(state),
+        codec=_codec(state),
         broken=broken,
         links=known_links(state.rates),
         max_up={record.peer: sum(rank.max_up for rank in record.ranks) for record in ready},
@@ -139,9 +145,15 @@ def _request(
     )
 
 
-def _codec(draft: Draft) -> str:
-    assert draft.state.run_settings is not None
-    return str(draft.state.run_settings.get("outer.codec", "int8"))
+def wire_bytes(state: CoordinatorState) -> int:
+    """The size of one encoded update; 0 before the first declaration."""
+    sizes = [min(math.prod(each.shape), MOST_ELEMENTS) for each in (state.layout or {}).values()]
+    codec = _codec(state)
+    return sum(CODECS[codec].run_bytes(size) for size in sizes) if codec in CODECS else sum(sizes)
+
+
+def _codec(state: CoordinatorState) -> str:
+    return str((state.run_settings or {}).get("outer.codec", "int8"))
 
 
 def _start_attempt(
@@ -158,7 +170,7 @@ def _start_attempt(
         contributions=selection.contributions,
         ranks={record.peer: record.ranks for record in ready},
         lanes=choice.lanes,
-        codec=_codec(draft),
+        codec=_codec(state),
         deadline_s=timeouts.attempt_s,
         chunk_bytes=choice.chunk_bytes,
         connections=choice.connections,

@@ -21,29 +21,39 @@ Link = tuple[str, str]
 
 
 class SeenRate(msgspec.Struct, frozen=True):
-    """A link's rate (bytes per second) and round trip as of `round`; `shown` is the rate last told in an event."""
+    """A link's rate (bytes per second) and round trip as of `round`; `shown` is the rate last told in an event.
+    `probed`: measured by a short probe; a round's own traffic, once there is any, takes its place.
+    """
 
     bytes_per_s: float
     rtt_s: float
     round: int
     shown: float = 0.0
+    probed: bool = False
 
 
 Rates = dict[Link, SeenRate]
 
 
 def learn(
-    known: Rates, reports: Mapping[str, Sequence[LinkRate]], round_: int, members: Collection[str]
+    known: Rates,
+    reports: Mapping[str, Sequence[LinkRate]],
+    round_: int,
+    members: Collection[str],
+    *,
+    probed: bool = False,
 ) -> tuple[Rates, tuple[LinkRate, ...]]:
     """The rates after one round's `reports` (by who reports), and those that changed enough to be shown.
 
-    What is known of links to others than `members` is forgotten.
+    What is known of links to others than `members` is forgotten. Probes (`probed`) teach only what is not known.
     """
     living = {*members, ""}
     rates = {link: seen for link, seen in known.items() if link[0] in living and link[1] in living}
     changed = []
     for link, heard in sorted(_by_link(reports, living).items()):
-        seen = _merged(rates.get(link), heard, round_)
+        if probed and link in rates:
+            continue
+        seen = msgspec.structs.replace(_merged(rates.get(link), heard, round_), probed=probed)
         if abs(seen.bytes_per_s - seen.shown) > WORTH_SHOWING * seen.shown:
             seen = msgspec.structs.replace(seen, shown=seen.bytes_per_s)
             changed.append(LinkRate(*link, seen.bytes_per_s, seen.rtt_s))
@@ -53,6 +63,21 @@ def learn(
 
 def known_links(rates: Rates) -> tuple[LinkRate, ...]:
     return tuple(LinkRate(*link, seen.bytes_per_s, seen.rtt_s) for link, seen in rates.items())
+
+
+_last_uplinks: tuple[Rates, dict[str, float]] = ({}, {})
+
+
+def by_uplink(rates: Rates) -> dict[str, float]:
+    """The rates of the members' uplinks that are known, fastest first. It is asked for in every step while somebody
+    catches up, and rates never change but in a new dict, so the last answer holds for the very same one."""
+    global _last_uplinks
+    asked, found = _last_uplinks
+    if asked is not rates:
+        uplinks = [(seen.bytes_per_s, link[0]) for link, seen in rates.items() if link[1] == ""]
+        found = {peer: rate for rate, peer in sorted(uplinks, key=lambda each: -each[0])}
+        _last_uplinks = (rates, found)
+    return found
 
 
 def _by_link(reports: Mapping[str, Sequence[LinkRate]], living: set[str]) -> dict[Link, list[LinkRate]]:
@@ -71,8 +96,8 @@ def _merged(known: SeenRate | None, heard: Sequence[LinkRate], round_: int) -> S
     rate = sum(each.bytes_per_s for each in heard) / len(heard)
     trips_s = [each.rtt_s for each in heard if each.rtt_s > 0]
     rtt_s = min(trips_s) if trips_s else 0.0
-    if known is None:
-        return SeenRate(rate, rtt_s, round_)
+    if known is None or known.probed:
+        return SeenRate(rate, rtt_s, round_, shown=known.shown if known else 0.0)
     kept = 0.5 ** max(1, round_ - known.round)
     return SeenRate(
         bytes_per_s=kept * known.bytes_per_s + (1 - kept) * rate,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.membership.coordinator_state import CoordinatorState, Draft
+from atoll.membership.rates import by_uplink
 
 
 def is_due(draft: Draft, version: int) -> bool:
@@ -25,6 +26,6 @@ def uploader(state: CoordinatorState, voters: Sequence[str]) -> str:
     """The member with the fastest uplink, as far as that is known, else the oldest. It holds the version."""
     if not state.settings.save_rounds and not state.settings.save_s:
         return ""
-    up = {link[0]: seen.bytes_per_s for link, seen in state.rates.items() if link[1] == ""}
+    up = by_uplink(state.rates)
     living = [record.peer for record in state.members() if record.peer in voters]
     return max(living, key=lambda peer: up.get(peer, 0.0), default="")

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from atoll import events
-from atoll.membership.messages import CatchUp, CoordinatorMessage, Message, PeerMessage, Verdict
+from atoll.membership.messages import CatchUp, CoordinatorMessage, Message, PeerMessage, Probe, Verdict
 from atoll.membership.operator import Done, EvictPeer, LeavePeer, StopRun
 from atoll.values import OpId, Plan
 
@@ -152,6 +152,12 @@ class ServeOthers(msgspec.Struct, frozen=True):
     stage: bool
 
 
+class MeasureLinks(msgspec.Struct, frozen=True):
+    """To the prober: it answers with `Probed`."""
+
+    order: Probe
+
+
 class Resume(msgspec.Struct, frozen=True):
     """To the training thread: this peer is a member (again), and may train."""
 
@@ -195,6 +201,7 @@ Effect = (
     | Order
     | Resume
     | ServeOthers
+    | MeasureLinks
     | AbortAttempt
     | RequestFreeze
     | RequestLeave

@@ -1,1 +1,1 @@
-"""Addresses of engines. Certificates, probes and overlay networks will live here."""
+"""Addresses of engines. Certificates and overlay networks will live here."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from atoll.plan.connections import chunk_size
 from atoll.plan.lanes import equal_lanes, fitted_lanes
-from atoll.plan.links import Links
+from atoll.plan.links import CROWD, Links
 from atoll.plan.price import Price, busy_seconds, contributing, loads, price
 from atoll.plan.regions import region_cuts, two_level
 from atoll.plan.relays import relay_trees
@@ -20,21 +20,19 @@ from atoll.plan.shares import balance, whole_shares
 from atoll.values import CODECS, Lane
 
 TOPOLOGIES = ("auto", "direct", "ring", "two-level")
-LARGEST_WITH_TREES = 64
-"""Above so many members only direct lanes are considered unasked, and all shares but those by lines are equal: other
-trees are long lists, and long ways.
-"""
 _FEW_BITS, _MOST_AT_FEW_BITS = 8, 3
 _CODEBOOK_BITS = 3
 
 
 class Task(Struct, frozen=True):
-    """What is to be reduced over which links: `contributors` are names, `wire_bytes` one encoded vector."""
+    """What is to be reduced over which links: `contributors` are names, `wire_bytes` one encoded vector.
+    `num_connections` join two members, 0: the planner's choice."""
 
     links: Links
     wire_bytes: int
     codec: str
     contributors: tuple[str, ...]
+    num_connections: int = 0
 
     @property
     def contributes(self) -> np.ndarray:
@@ -73,6 +71,7 @@ def candidate(task: Task, topology: str, lanes: tuple[Lane, ...], chunk_bytes: i
         codec=task.codec,
         chunk_bytes=chunk_bytes,
         contributors=task.contributors,
+        num_connections=task.num_connections,
     )
     return Candidate(topology, lanes, cost, chunk_bytes)
 
@@ -85,7 +84,7 @@ def direct(task: Task) -> Candidate:
     even = len(by_lines) == len(equal) and len({lane.share for lane in by_lines}) == 1
     found = [candidate(task, "direct", lanes) for lanes in ((equal,) if even else (equal, by_lines))]
     best = min(found, key=lambda each: each.price.seconds)
-    if best.price.bottleneck.startswith("the link") and 2 < len(equal) <= LARGEST_WITH_TREES:
+    if best.price.bottleneck.startswith("the link") and 2 < len(equal) <= CROWD:
         by_links = candidate(task, "direct", _balanced(task, equal))
         best = min(best, by_links, key=lambda each: each.price.seconds)
     return best
@@ -131,7 +130,7 @@ def _of_trees(task: Task, topology: str, trees: Sequence[Tree]) -> Candidate:
         why = f"it encodes sums {deepest} times on their way, {task.codec} bears {most}"
         return Candidate(topology, why_not=why)
     lanes = tuple(tree.lane(task.links.members) for tree in trees)
-    if len(task.links) <= LARGEST_WITH_TREES:
+    if len(task.links) <= CROWD:
         lanes = _balanced(task, lanes)
     return candidate(task, topology, lanes)
 
@@ -147,7 +146,12 @@ def _costs(task: Task, lanes: Sequence[Lane]) -> np.ndarray:
     for lane in lanes:
         load = loads(task.links.members, [lane], task.wire_bytes, task.contributes)
         columns.append(
-            np.concatenate([each.ravel() for each in busy_seconds(task.links, load, task.codec).values()])
+            np.concatenate(
+                [
+                    each.ravel()
+                    for each in busy_seconds(task.links, load, task.codec, task.num_connections).values()
+                ]
+            )
         )
     costs = np.stack(columns, axis=1)
     busy = costs.max(axis=1)

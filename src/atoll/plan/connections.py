@@ -13,12 +13,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from atoll.plan.links import Floats, Links
+from atoll.plan.links import Floats, Lines, Links
 from atoll.values import Lane
 
 WINDOW_BYTES = 2 << 20
 """What one stream keeps on the way with the buffers of a stock Linux: half of the 4 MiB that it may take."""
 SEGMENT_BYTES = 1448
+STREAM_BYTES = 3 << 20
+"""What one stream was seen to keep on the way at the most, with the same buffers (eight at 80 ms: 313 MB/s)."""
+INITIAL_BYTES = 10 * SEGMENT_BYTES
+"""What one stream sends before the first answer, when it begins and again after a pause."""
 LONG_RTT_S = 0.01
 LONG_WINDOW_BYTES = 128 << 10
 """What one stream is to keep on a long way: it has that after three doublings, and under losses too."""
@@ -41,6 +45,18 @@ def streams(bytes_per_s: float, rtt_s: float, loss: float = 0.0, window_bytes: i
     return max(1, math.ceil(bytes_per_s / each - 1e-9))
 
 
+def start_seconds(num_bytes: float, bytes_per_s: float, rtt_s: float, num_streams: int) -> float:
+    """What is lost while streams get under way: together they double what they send with every round trip, from
+    INITIAL_BYTES each, up to the rate; by then they have sent about one round trip's worth of it."""
+    initial = num_streams * INITIAL_BYTES
+    full = bytes_per_s * rtt_s
+    if full <= initial:
+        return 0.0
+    if num_bytes < full - initial:  # it is over before that
+        return max(0.0, rtt_s * math.log2(1 + num_bytes / initial) - num_bytes / bytes_per_s)
+    return rtt_s * (math.log2(full / initial) - 1 + initial / full)
+
+
 def connections(links: Links, moved: Floats, seconds: float) -> int:
     """For a plan that moves `moved[i, j]` bytes in `seconds`: as many as the link with most on the way needs."""
     used = (moved > 0) & links.usable
@@ -49,21 +65,31 @@ def connections(links: Links, moved: Floats, seconds: float) -> int:
     rtt_s = links.delay_s + links.delay_s.T
     on_the_way = np.where(used, moved / seconds * rtt_s, 0.0)  # rate x RTT
     i, j = np.unravel_index(int(np.argmax(on_the_way)), on_the_way.shape)
-    window_bytes = LONG_WINDOW_BYTES if rtt_s[i, j] >= LONG_RTT_S else WINDOW_BYTES
-    needed = streams(float(moved[i, j] / seconds), float(rtt_s[i, j]), window_bytes=window_bytes)
-    if float(rtt_s[used].max()) >= LONG_RTT_S:
+    return connections_for(
+        float(moved[i, j] / seconds), float(rtt_s[i, j]), float(rtt_s[used].max()), len(links)
+    )
+
+
+def connections_for(bytes_per_s: float, rtt_s: float, longest_rtt_s: float, num_members: int) -> int:
+    """By the link with most on the way, and whether any is long."""
+    window_bytes = LONG_WINDOW_BYTES if rtt_s >= LONG_RTT_S else WINDOW_BYTES
+    needed = streams(bytes_per_s, rtt_s, window_bytes=window_bytes)
+    if longest_rtt_s >= LONG_RTT_S:
         needed = max(needed, ON_A_LONG_WAY)
-    return max(1, min(needed, MOST, MOST_PER_MEMBER // (len(links) - 1)))
+    return max(1, min(needed, MOST, MOST_PER_MEMBER // (num_members - 1)))
 
 
 def chunk_size(
-    links: Links, lanes: Sequence[Lane], wire_bytes: int, height: int, connections: int = 1
+    links: Links | Lines, lanes: Sequence[Lane], wire_bytes: int, height: int, connections: int = 1
 ) -> int:
     """A power of two: so many chunks in a lane that its hops overlap and every connection has some, and none that
     holds up a slow link for long."""
     if len(links) < 2 or not lanes:
         return LARGEST_CHUNK
-    slowest = int(links.flow[links.usable].min(initial=np.iinfo(np.int64).max))
+    if isinstance(links, Lines):
+        slowest = int(min(links.up.min(), links.down.min()))
+    else:
+        slowest = int(links.flow[links.usable].min(initial=np.iinfo(np.int64).max))
     per_lane = wire_bytes * max(lane.share for lane in lanes) / sum(lane.share for lane in lanes)
     wanted = min(slowest * CHUNK_S, per_lane / (CHUNKS_PER_HOP * height * connections))
     largest = 1 << max(0, int(wanted).bit_length() - 1)

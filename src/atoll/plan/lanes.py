@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from atoll.plan.links import Links, measured_links, without
+from atoll.plan.links import Lines, Links, measured_links, without
 from atoll.plan.shares import star_fractions, whole_shares
 from atoll.values import Edge, Lane
 
@@ -19,8 +19,10 @@ _PARTS = 64
 """The part of a root that is gone is divided to one in so many per root that takes over."""
 
 
-def direct_roots(links: Links) -> list[int]:
+def direct_roots(links: Links | Lines) -> list[int]:
     """Indices of the members that reach all others both ways."""
+    if isinstance(links, Lines):
+        return list(range(len(links)))
     reaches = links.usable | np.eye(len(links), dtype=bool)
     return np.flatnonzero(reaches.all(axis=1)).tolist()
 
@@ -30,11 +32,11 @@ def direct_lanes(members: Sequence[str], broken: Collection[Edge] = ()) -> tuple
     return equal_lanes(without(measured_links(sorted(members), ()), broken))
 
 
-def equal_lanes(links: Links) -> tuple[Lane, ...]:
+def equal_lanes(links: Links | Lines) -> tuple[Lane, ...]:
     return tuple(Lane(links.members[i]) for i in direct_roots(links))
 
 
-def fitted_lanes(links: Links, contributes: np.ndarray) -> tuple[Lane, ...]:
+def fitted_lanes(links: Links | Lines, contributes: np.ndarray) -> tuple[Lane, ...]:
     """Stars with shares in proportion to what their roots can carry; () if no member reaches all others."""
     roots = direct_roots(links)
     if not roots:
@@ -43,7 +45,7 @@ def fitted_lanes(links: Links, contributes: np.ndarray) -> tuple[Lane, ...]:
     return tuple(Lane(links.members[i], share) for i, share in zip(roots, shares, strict=True) if share)
 
 
-def kept_lanes(previous: Sequence[Lane], links: Links, contributes: np.ndarray) -> tuple[Lane, ...]:
+def kept_lanes(previous: Sequence[Lane], links: Links | Lines, contributes: np.ndarray) -> tuple[Lane, ...]:
     """The previous attempt's stars, less the roots that cannot serve any more.
 
     () if there is nothing to keep: other trees than stars, or no root left.

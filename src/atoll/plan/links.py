@@ -22,10 +22,27 @@ DEFAULT_BYTES_PER_S = 12_500_000
 DEFAULT_RTT_S = 0.05
 _MOST_BYTES_PER_S, _LONGEST_RTT_S = 10**12, 60.0
 
+CROWD = 64
+"""Above so many members single links are not spoken of, only lines: they would be a million for a thousand members."""
+
 SHARED = 0.7
 """A link that was seen to carry at least this part of its even share of an access line was limited by that line."""
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A crowd's links: each is as good as the lines at its ends, and all have one delay, one way."""
+
+    members: tuple[str, ...]
+    up: Int64s
+    down: Int64s
+    delay_s: float
+    assumed: str = ""
+
+    def __len__(self) -> int:
+        return len(self.members)
 
 
 @dataclass(frozen=True)
@@ -97,19 +114,51 @@ def measured_links(
     return Links(tuple(members), rate, up, down, delay_s, _assumed(ups, downs, pairs, up, len(members)))
 
 
+def measured_lines(
+    members: Sequence[str],
+    seen: Sequence[LinkRate],
+    max_up: Mapping[str, int] | None = None,
+    max_down: Mapping[str, int] | None = None,
+) -> Lines:
+    """The same for a crowd; the delay is that of the longest round trip that was seen."""
+    n = len(members)
+    source, target, rate, trip_s = _columns(members, seen)
+    known = (source <= n) & (target <= n) & (source != target)
+    ups, downs = np.zeros(n + 2, dtype=np.int64), np.zeros(n + 2, dtype=np.int64)
+    np.maximum.at(ups, source[known], rate[known])
+    np.maximum.at(downs, target[known], rate[known])
+    ups, downs = ups[:n], downs[:n]
+    up, down = _lines(ups, members, max_up or {}), _lines(downs, members, max_down or {})
+    longest_s = float(trip_s[known].max(initial=0.0)) or DEFAULT_RTT_S
+    if not ups.any() and not downs.any():
+        assumed = f"nothing measured yet, {up.max() * 8 / 1e6:g} Mbit/s assumed"
+    else:
+        unseen = int((ups == 0).sum() + (downs == 0).sum())
+        assumed = f"{unseen} of {2 * n} lines not measured" if unseen else ""
+    return Lines(tuple(members), up, down, longest_s / 2, assumed)
+
+
 def _tables(members: Sequence[str], seen: Sequence[LinkRate]) -> tuple[Int64s, Int64s, Int64s, Floats]:
     """(pairs, uplinks, downlinks, round trips), 0 where not known. Index n stands for "", n + 1 for no member."""
+    n = len(members)
+    source, target, rate, trip_s = _columns(members, seen)
+    rates, trips_s = np.zeros((n + 2, n + 2), dtype=np.int64), np.zeros((n + 2, n + 2))
+    rates[source, target], trips_s[source, target] = rate, trip_s
+    pairs, rtt_s = rates[:n, :n].copy(), trips_s[:n, :n]
+    np.fill_diagonal(pairs, 0)
+    return pairs, rates[:n, n], rates[n, :n], np.where(rtt_s > 0, rtt_s, rtt_s.T)
+
+
+def _columns(members: Sequence[str], seen: Sequence[LinkRate]) -> tuple[Int64s, Int64s, Int64s, Floats]:
+    """(source, target, rate, round trip) of each report. Index n stands for "", n + 1 for no member."""
     n = len(members)
     index = {member: i for i, member in enumerate(members)} | {"": n}
     source = np.asarray([index.get(link.source, n + 1) for link in seen], dtype=np.int64)
     target = np.asarray([index.get(link.target, n + 1) for link in seen], dtype=np.int64)
-    rates, trips_s = np.zeros((n + 2, n + 2), dtype=np.int64), np.zeros((n + 2, n + 2))
     bytes_per_s = np.asarray([link.bytes_per_s for link in seen], dtype=np.float64)
-    rates[source, target] = np.clip(np.round(bytes_per_s), 1, _MOST_BYTES_PER_S).astype(np.int64)
-    trips_s[source, target] = np.clip([link.rtt_s for link in seen], 0.0, _LONGEST_RTT_S)
-    pairs, rtt_s = rates[:n, :n].copy(), trips_s[:n, :n]
-    np.fill_diagonal(pairs, 0)
-    return pairs, rates[:n, n], rates[n, :n], np.where(rtt_s > 0, rtt_s, rtt_s.T)
+    rate = np.clip(np.round(bytes_per_s), 1, _MOST_BYTES_PER_S).astype(np.int64)
+    trip_s = np.clip(np.asarray([link.rtt_s for link in seen], dtype=np.float64), 0.0, _LONGEST_RTT_S)
+    return source, target, rate, trip_s
 
 
 def _lines(seen: Int64s, members: Sequence[str], caps: Mapping[str, int]) -> Int64s:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from atoll.plan.candidates import (
     BUILDERS,
-    LARGEST_WITH_TREES,
     TOPOLOGIES,
     Candidate,
     Task,
@@ -21,9 +20,10 @@ from atoll.plan.candidates import (
     most_re_encodings,
 )
 from atoll.plan.connections import chunk_size, connections
+from atoll.plan.crowd import CrowdTask, crowd_candidate, crowd_connections, crowd_direct
 from atoll.plan.lanes import kept_lanes
-from atoll.plan.links import Links, measured_links, without
-from atoll.plan.price import loads
+from atoll.plan.links import CROWD, Lines, Links, measured_lines, measured_links, without
+from atoll.plan.price import contributing, loads
 from atoll.plan.relays import whom_to_drop
 from atoll.values import Lane, PlanChoice, PlanRequest
 
@@ -41,6 +41,8 @@ def choose(request: PlanRequest) -> PlanChoice:
     if request.topology not in TOPOLOGIES:
         raise ValueError(f"unknown topology {request.topology!r}; there are {', '.join(TOPOLOGIES)}")
     members = tuple(sorted(request.members))
+    if len(members) > CROWD and not request.broken and request.topology in ("auto", "direct"):
+        return plan_crowd(measured_lines(members, request.links, request.max_up, request.max_down), request)
     links = measured_links(members, request.links, request.max_up, request.max_down)
     links = without(links, request.broken)
     most = most_re_encodings(request.codec)
@@ -57,7 +59,9 @@ def plan_over(links: Links, request: PlanRequest) -> PlanChoice:
     """The lanes over these links, all members of which can be served."""
     if len(links) == 1:
         return PlanChoice(frozenset(), (Lane(links.members[0]),), reason="direct: there is one member")
-    task = Task(links, request.wire_bytes, request.codec, request.contributors or links.members)
+    task = Task(
+        links, request.wire_bytes, request.codec, request.contributors or links.members, request.connections
+    )
     kept = _kept(task, request)
     found = [kept] if kept else _candidates(task, request.topology)
     best = _best(found, request.topology)
@@ -70,9 +74,33 @@ def plan_over(links: Links, request: PlanRequest) -> PlanChoice:
         lanes=best.lanes,
         topology=best.topology,
         predicted_s=best.price.seconds,
-        reason=_reason(best, found, request, links, kept is not None),
+        reason=_reason(best, found, request, links.assumed, kept is not None),
         connections=streams,
         chunk_bytes=chunk_bytes,
+    )
+
+
+def plan_crowd(lines: Lines, request: PlanRequest) -> PlanChoice:
+    """Direct lanes for more members than single links are looked at."""
+    contributes = contributing(lines.members, request.contributors or None)
+    task = CrowdTask(lines, contributes, request.wire_bytes, request.codec, request.connections)
+    kept, chunk_bytes = _kept_lanes(request, lines, contributes), 0
+    if kept:
+        assert request.previous is not None
+        chunk_bytes = request.previous.chunk_bytes
+        best = crowd_candidate(task, kept, chunk_bytes)
+    else:
+        best = crowd_direct(task)
+    streams = crowd_connections(task, best.lanes, best.price.busy_s + best.price.last_s)
+    return PlanChoice(
+        dropped=frozenset(),
+        lanes=best.lanes,
+        topology="direct",
+        predicted_s=best.price.seconds,
+        reason=_reason(best, [best], request, lines.assumed, bool(kept)),
+        connections=streams,
+        chunk_bytes=chunk_bytes
+        or min(best.chunk_bytes, chunk_size(lines, best.lanes, request.wire_bytes, 1, streams)),
     )
 
 
@@ -86,12 +114,19 @@ def _whom_to_drop(members: Sequence[str], links: Links, most_hops: int | None) -
 
 
 def _kept(task: Task, request: PlanRequest) -> Candidate | None:
-    """The previous attempt's direct lanes, as far as their roots are there."""
+    lanes = _kept_lanes(request, task.links, task.contributes)
+    if not lanes:
+        return None
+    assert request.previous is not None
+    return candidate(task, "direct", lanes, request.previous.chunk_bytes)
+
+
+def _kept_lanes(request: PlanRequest, links: Links | Lines, contributes: np.ndarray) -> tuple[Lane, ...]:
+    """The previous attempt's direct lanes, as far as their roots are there; () if nothing is to be kept."""
     previous = request.previous
     if previous is None or previous.codec != request.codec or request.topology not in ("auto", "direct"):
-        return None
-    lanes = kept_lanes(previous.lanes, task.links, task.contributes)
-    return candidate(task, "direct", lanes, previous.chunk_bytes) if lanes else None
+        return ()
+    return kept_lanes(previous.lanes, links, contributes)
 
 
 def _candidates(task: Task, topology: str) -> list[Candidate]:
@@ -101,9 +136,9 @@ def _candidates(task: Task, topology: str) -> list[Candidate]:
         return [forced] if forced.lanes else [forced, BUILDERS["direct"](task), BUILDERS["relay"](task)]
     found = [BUILDERS["direct"](task)]
     all_reach_all = int(links.usable.sum()) == len(links) * (len(links) - 1)
-    if 2 < len(links) <= LARGEST_WITH_TREES:
+    if 2 < len(links) <= CROWD:
         found += [BUILDERS["ring"](task), BUILDERS["two-level"](task)]
-    if not all_reach_all and (len(links) <= LARGEST_WITH_TREES or not found[0].lanes):
+    if not all_reach_all and (len(links) <= CROWD or not found[0].lanes):
         found.append(BUILDERS["relay"](task))
     return found
 
@@ -120,11 +155,11 @@ def _best(found: Sequence[Candidate], topology: str) -> Candidate:
 
 def _connections(task: Task, best: Candidate) -> int:
     moved = loads(task.links.members, best.lanes, task.wire_bytes, task.contributes).links
-    return connections(task.links, moved, best.price.seconds)
+    return connections(task.links, moved, best.price.busy_s + best.price.last_s)
 
 
 def _reason(
-    best: Candidate, found: Sequence[Candidate], request: PlanRequest, links: Links, kept: bool
+    best: Candidate, found: Sequence[Candidate], request: PlanRequest, assumed: str, kept: bool
 ) -> str:
     others = [
         f"{each.topology} {each.price.seconds:.3g} s" if each.lanes else f"no {each.topology}: {each.why_not}"
@@ -134,5 +169,5 @@ def _reason(
     how = "kept from the attempt before" if kept else f"bounded by {best.price.bottleneck}"
     if request.topology == best.topology:
         how = f"as asked for, {how}"
-    notes = "; ".join([*others, *([links.assumed] if links.assumed else [])])
+    notes = "; ".join([*others, *([assumed] if assumed else [])])
     return f"{best.topology}: about {best.price.seconds:.3g} s, {how}" + (f" ({notes})" if notes else "")

@@ -2,7 +2,8 @@
 
 Chunks flow: all links are busy at once, contributions and finished bytes share them. So the time is that of the
 busiest resource (an access line, a link, or a member's codec), plus one way of the last chunk up its tree and down
-again: delays, and the time of one chunk on each hop.
+again: delays, and the time of one chunk on each hop. A round comes after a pause, so TCP has to get under way first:
+what the busiest line loses by that is added. Losses of packets are not modelled: they show in the rates that were seen.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.plan.connections import MOST, STREAM_BYTES, connections, start_seconds
 from atoll.plan.grid import Int64s
 from atoll.plan.links import Floats, Links
 from atoll.plan.shapes import Tree, sends
@@ -31,15 +33,17 @@ class Load:
 
 @dataclass(frozen=True)
 class Price:
-    """`busy_s`: the busiest resource, named by `bottleneck`. `last_s`: the last chunk's way up and down."""
+    """`busy_s`: the busiest resource, named by `bottleneck`. `last_s`: the last chunk's way up and down. `start_s`:
+    what that resource loses while TCP gets under way."""
 
     busy_s: float
     last_s: float
     bottleneck: str
+    start_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.busy_s + self.last_s
+        return self.busy_s + self.last_s + self.start_s
 
 
 def price(
@@ -50,23 +54,27 @@ def price(
     codec: str,
     chunk_bytes: int = 1 << 20,
     contributors: Collection[str] | None = None,
+    num_connections: int = 0,
 ) -> Price:
     """Predicted seconds of one attempt of `wire_bytes` (the whole encoded vector); infinite over an unusable link.
 
-    `contributors` are names (None: all members). ValueError if a lane is no tree over the members.
+    `contributors` are names (None: all members). `num_connections` between two members, 0: the planner's choice.
+    ValueError if a lane is no tree over the members.
     """
     if len(links) == 1 or not lanes:
         return Price(0.0, 0.0, "nothing")
     contributes = contributing(links.members, contributors)
     load = loads(links.members, lanes, wire_bytes, contributes)
-    seconds = busy_seconds(links, load, codec)
+    seconds = busy_seconds(links, load, codec, num_connections)
     bottleneck = max(seconds, key=lambda name: float(seconds[name].max()))
     busy_s = float(seconds[bottleneck].max())
     where = np.unravel_index(int(np.argmax(seconds[bottleneck])), seconds[bottleneck].shape)
-    names = " to ".join(links.members[int(i)] for i in where)
-    return Price(
-        busy_s, _last_s(links, lanes, wire_bytes, chunk_bytes, contributes), f"{bottleneck} of {names}"
-    )
+    place = tuple(int(i) for i in where)
+    last_s = _last_s(links, lanes, wire_bytes, chunk_bytes, contributes)
+    num_connections = num_connections or connections(links, load.links, busy_s + last_s)
+    start_s = _start_s(links, load, bottleneck, place, busy_s, num_connections)
+    names = " to ".join(links.members[i] for i in place)
+    return Price(busy_s, last_s, f"{bottleneck} of {names}", start_s)
 
 
 def contributing(members: Sequence[str], contributors: Collection[str] | None) -> np.ndarray:
@@ -74,18 +82,37 @@ def contributing(members: Sequence[str], contributors: Collection[str] | None) -
     return np.asarray([member in named for member in members])
 
 
-def busy_seconds(links: Links, load: Load, codec: str) -> dict[str, Floats]:
-    """Seconds that each resource is busy, by kind: uplinks, downlinks, links (a matrix), codecs."""
+def busy_seconds(links: Links, load: Load, codec: str, num_connections: int = 0) -> dict[str, Floats]:
+    """Seconds that each resource is busy, by kind: uplinks, downlinks, links (a matrix), codecs. A link carries no more
+    than its connections keep on the way; 0: as many as there may be."""
     spec = CODECS[codec]
+    rtt_s = np.maximum(links.delay_s + links.delay_s.T, 1e-9)
+    rate = np.minimum(np.where(links.usable, links.rate, 0), (num_connections or MOST) * STREAM_BYTES / rtt_s)
     codec_rate = CODEC_ELEMENTS_PER_S * spec.block_bytes(spec.block) / spec.block
     with np.errstate(divide="ignore", invalid="ignore"):
-        per_link = np.where(load.links > 0, load.links / np.where(links.usable, links.rate, 0), 0.0)
+        per_link = np.where(load.links > 0, load.links / rate, 0.0)
     return {
         "the uplink": load.links.sum(axis=1) / links.up,
         "the downlink": load.links.sum(axis=0) / links.down,
         "the link": per_link,
         "the codec": load.codec / codec_rate,
     }
+
+
+def _start_s(
+    links: Links, load: Load, bottleneck: str, place: tuple[int, ...], busy_s: float, num_connections: int
+) -> float:
+    """What the busiest line or link loses at first, all flows over it together; a codec loses nothing."""
+    if bottleneck == "the codec":
+        return 0.0
+    where = (slice(None), place[0]) if bottleneck == "the downlink" else place
+    moved = np.atleast_1d(load.links[where])
+    rtt_s = np.atleast_1d((links.delay_s + links.delay_s.T)[where])
+    flows = moved > 0
+    if not flows.any() or not np.isfinite(busy_s):
+        return 0.0
+    total = float(moved.sum())
+    return start_seconds(total, total / busy_s, float(rtt_s[flows].max()), num_connections * int(flows.sum()))
 
 
 def loads(members: Sequence[str], lanes: Sequence[Lane], wire_bytes: int, contributes: np.ndarray) -> Load:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 
-from atoll.plan.links import Floats, Links
+from atoll.plan.links import Floats, Lines, Links
 
 SEATS_PER_LANE = 256
 """Shares are multiples of one in so many per lane: finer than what rates are known to."""
@@ -21,7 +20,7 @@ _VOTES = 1 << 40
 _STEPS = 200
 
 
-def star_fractions(links: Links, roots: Sequence[int], contributes: np.ndarray) -> Floats:
+def star_fractions(links: Links | Lines, roots: Sequence[int], contributes: np.ndarray) -> Floats:
     """The fraction of the vector that each of `roots` (indices) should finish; it sums to 1. A slow one may get 0.
 
     Only the members' own lines count here, not limits of single links.
@@ -41,7 +40,7 @@ def star_fractions(links: Links, roots: Sequence[int], contributes: np.ndarray) 
     return fractions / fractions.sum()
 
 
-def _most(links: Links, can: np.ndarray, contributes: np.ndarray, per_byte_s: float) -> Floats:
+def _most(links: Links | Lines, can: np.ndarray, contributes: np.ndarray, per_byte_s: float) -> Floats:
     """The largest fractions that members can finish in `per_byte_s` seconds per byte of the vector; 0 if too slow."""
     n, num = len(links), int(contributes.sum())
     sends = contributes.astype(float)
@@ -82,18 +81,24 @@ def whole_shares(fractions: Sequence[float] | Floats, seats: int | None = None) 
     """
     sum_ = float(sum(fractions))
     votes = [round(float(each) / sum_ * _VOTES) for each in fractions]
+    if seats is None and min(votes) == max(votes):
+        return [1] * len(votes)
     wanted = SEATS_PER_LANE * sum(each > 0 for each in votes) if seats is None else seats
     total = sum(votes)
     given = [each * (wanted + 1) // total for each in votes]
     while sum(given) > wanted:  # every quotient came out whole: the last one with a seat returns it
         given[max(i for i, held in enumerate(given) if held)] -= 1
-    averages = [
-        (Fraction(-each, held + 1), i) for i, (each, held) in enumerate(zip(votes, given, strict=True))
-    ]
+    averages = [(_average(each, held), i) for i, (each, held) in enumerate(zip(votes, given, strict=True))]
     heapq.heapify(averages)
     for _ in range(wanted - sum(given)):
         _, winner = averages[0]
         given[winner] += 1
-        heapq.heapreplace(averages, (Fraction(-votes[winner], given[winner] + 1), winner))
+        heapq.heapreplace(averages, (_average(votes[winner], given[winner]), winner))
     divisor = int(np.gcd.reduce(given)) if seats is None else 1
     return [each // divisor for each in given]
+
+
+def _average(votes: int, held: int) -> int:
+    """The votes for each seat, should there be one more; negative, for a heap. Two that differ do so by more than
+    2^-64, as long as nobody holds 2^30 seats."""
+    return -((votes << 64) // (held + 1))

@@ -15,6 +15,8 @@ from atoll.membership.messages import (
     HeartbeatAck,
     Leave,
     Message,
+    Probe,
+    Probed,
     Ready,
     Reduce,
     Refused,
@@ -120,6 +122,10 @@ def describe_message(message: Message) -> str:
             return f"wants a snapshot, holds version {version}"
         case Serve(version=version, stage=stage):
             return f"serve version {version}" + ", stage it" * stage
+        case Probe(targets=targets):
+            return f"measure the links to {','.join(sorted(targets))}"
+        case Probed(links=links, failed=failed):
+            return f"measured {len(links)} links, not {','.join(sorted(failed)) or 'one'}"
         case Applied(version=version, digest=digest):
             return f"applied version {version} digest {digest}"
         case Abort(op=op, reason=reason):

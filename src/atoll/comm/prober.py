@@ -1,0 +1,86 @@
+"""Measuring links while no round runs, on a thread of its own: neither training nor membership waits for it.
+
+The thread "atoll-probe" begins with the first order. Links are measured one after another, so that each is seen alone;
+the engine sends nothing of them while an op runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from atoll.comm.native import NativeCommunicator
+from atoll.values import LinkRate, RankInfo
+
+MOST_ORDERS = 64
+JOIN_S = 2.0
+"""Closing the engine ends what is under way; a thread that does not end by then is a daemon."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOrder:
+    """Rank 0 of each target; `link_s` bounds each measurement."""
+
+    targets: Mapping[str, RankInfo]
+    num_bytes: int
+    connections: int
+    link_s: float
+
+
+class Prober:
+    """One peer's prober. `tell(links, failed)` is called on its thread when an order is done: what the links carried,
+    and, by target, why one was not measured. `begin` is for any one thread, `close` for any."""
+
+    def __init__(
+        self,
+        peer: str,
+        comm: NativeCommunicator,
+        tell: Callable[[tuple[LinkRate, ...], dict[str, str]], None],
+    ) -> None:
+        self._peer, self._comm, self._tell = peer, comm, tell
+        self._orders: queue.Queue[ProbeOrder | None] = queue.Queue(MOST_ORDERS)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def begin(self, order: ProbeOrder) -> None:
+        """Does not block."""
+        if self._closed:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="atoll-probe", daemon=True)
+            self._thread.start()
+        try:
+            self._orders.put_nowait(order)
+        except queue.Full:
+            self._tell((), dict.fromkeys(order.targets, f"{MOST_ORDERS} orders before it wait"))
+
+    def close(self) -> None:
+        """After the engine is closed: whatever waits is dropped. Idempotent."""
+        self._closed = True
+        with contextlib.suppress(queue.Full):
+            self._orders.put_nowait(None)
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None and not self._closed:
+            links, failed = self._measure(order)
+            self._tell(links, failed)
+
+    def _measure(self, order: ProbeOrder) -> tuple[tuple[LinkRate, ...], dict[str, str]]:
+        links: list[LinkRate] = []
+        failed: dict[str, str] = {}
+        for target, rank in order.targets.items():
+            if self._closed:
+                break
+            rate, rtt_s, why_not = self._comm.probe(
+                target, rank, order.num_bytes, order.link_s, order.connections
+            )
+            if why_not:
+                failed[target] = why_not
+            else:
+                links.append(LinkRate(self._peer, target, rate, rtt_s))
+        return tuple(links), failed
