@@ -330,11 +330,13 @@ class CheckpointUploaded(Event, frozen=True):
 
 
 class CheckpointFetched(Event, frozen=True):
-    """This peer had no checkpoint; it took the run's latest from the remote place, every byte checked."""
+    """This peer had no checkpoint; it took the run's latest from the remote place, every byte checked. `own_version` is
+    that of its own part, which may be older; None: there is none of it."""
 
     version: int
     address: str
     seconds: float
+    own_version: int | None = None
 
 
 class CheckpointSkipped(Event, frozen=True):
