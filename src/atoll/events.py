@@ -118,6 +118,13 @@ class InnerStateMissed(Event, frozen=True):
     reason: str
 
 
+class StartWeightsMissed(Event, frozen=True):
+    """`model.init_from` is not on this machine: the peer, which joins by its line, declares that it holds nothing, and
+    takes the whole state from other peers."""
+
+    path: str
+
+
 class VersionLearned(Event, frozen=True):
     """The run stands at another version than the journal says: learned from the peers, or rolled back to it."""
 
