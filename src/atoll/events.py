@@ -118,6 +118,13 @@ class InnerStateMissed(Event, frozen=True):
     reason: str
 
 
+class StartWeightsMissed(Event, frozen=True):
+    """`model.init_from` is not on this machine: the peer, which joins by its line, declares that it holds nothing, and
+    takes the whole state from other peers."""
+
+    path: str
+
+
 class VersionLearned(Event, frozen=True):
     """The run stands at another version than the journal says: learned from the peers, or rolled back to it."""
 
@@ -340,11 +347,13 @@ class CheckpointUploaded(Event, frozen=True):
 
 
 class CheckpointFetched(Event, frozen=True):
-    """This peer had no checkpoint; it took the run's latest from the remote place, every byte checked."""
+    """This peer had no checkpoint; it took the run's latest from the remote place, every byte checked. `own_version` is
+    that of its own part, which may be older; None: there is none of it."""
 
     version: int
     address: str
     seconds: float
+    own_version: int | None = None
 
 
 class CheckpointSkipped(Event, frozen=True):

@@ -85,7 +85,7 @@ class DataSection(Section):
     shards: Annotated[
         tuple[str, ...],
         Field(
-            description="folders, or https:// addresses, that `atoll data prep` has made; in place of sources"
+            description="folders, or https:// or s3:// addresses, that `atoll data prep` has made; in place of sources"
         ),
     ] = ()
     weights: Annotated[

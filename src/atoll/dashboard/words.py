@@ -27,6 +27,8 @@ def sentence(source: str, event: events.Event) -> str | None:
             return f"{source} begins with {donor}'s inner optimizer state: {bytes_text(size_bytes)}"
         case events.InnerStateMissed(reason=reason):
             return f"{source} begins with a fresh inner optimizer: {reason}"
+        case events.StartWeightsMissed(path=path):
+            return f"{source} has no start weights ({path} is not here): it takes the state from other peers"
         case events.VersionLearned(reason=reason):
             return reason
         case events.PeerRefused(peer=peer, reason=reason):

@@ -59,7 +59,7 @@ class Safekeeping:
         if keeping is None or self._fresh:
             return False
         found = self._newest(keeping.path, state)
-        if found is None and keeping.remote and fetch_latest(keeping.remote, keeping.path, self._emit):
+        if found is None and self._fetch(keeping):
             found = self._newest(keeping.path, state)
         if found is None:
             return False
@@ -72,6 +72,9 @@ class Safekeeping:
             self._waiting = dict(manifest.state)
             self._tensors = load_file(path)
         return True
+
+    def _fetch(self, keeping: Keeping) -> bool:
+        return bool(keeping.remote) and fetch_latest(keeping.remote, keeping.path, self._peer, self._emit)
 
     def _newest(self, path: Path, state: OuterState) -> Resumption | None:
         return newest(path, run=self._run, peer=self._peer, numel=state.anchor.size, emit=self._emit)

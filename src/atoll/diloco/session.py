@@ -31,6 +31,7 @@ from atoll.mesh.elastic import ElasticDeviceMesh, PeerSet
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
 from atoll.plan.grid import Grid
+from atoll.recovery.pursuit import UNUSABLE
 from atoll.signals import Manners
 from atoll.state.feedback import Share, chosen_beta
 from atoll.state.inner_state import InnerState
@@ -137,6 +138,7 @@ class Session:
         error_feedback: Share = "auto",
         late: str = "drop",
         joiner: str = "fresh",
+        holds_start: bool = True,
         settings: Mapping[str, Scalar],
         tensors: ModelTensors | None = None,
         inner: torch.optim.Optimizer | None = None,
@@ -144,7 +146,8 @@ class Session:
         """Declare the model and the settings, and wait until the run starts; if it is under way, catch up with it.
         Called once, by the optimizer or trainer. `error_feedback` "auto": the codec's own share. `late` "carry": work
         that a round did not wait for is part of the next update, not dropped. `joiner` "donor": this peer, if it comes
-        late, begins with a member's inner optimizer state, and gives its own to those who come after it.
+        late, begins with a member's inner optimizer state, and gives its own to those who come after it. Without
+        `holds_start` the model's weights are not the run's, not even at its start: all of the state comes from others.
 
         Raises Refused (naming the first difference), Unreachable, QuorumLost, or ConfigError.
         """
@@ -156,6 +159,8 @@ class Session:
         self.inner = inner or self.inner
         state = OuterState(tensors.read())
         resumed = self.safekeeping.resume(state)
+        if not resumed and not holds_start:
+            state.version = UNUSABLE
         grid = Grid.of(tensors.layout.sizes)
         comm = self._open_engine()
         give = self.inner if joiner == "donor" else None

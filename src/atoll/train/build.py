@@ -24,7 +24,7 @@ from atoll.diloco.joining import default_peer_name, open_session
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
 from atoll.errors import ConfigError
-from atoll.events import RowsSkipped, Sink
+from atoll.events import RowsSkipped, Sink, StartWeightsMissed
 from atoll.network.addresses import engine_address
 from atoll.network.line import Line
 from atoll.state.tensors import ModelTensors
@@ -51,16 +51,20 @@ def run_peer(
     wait_s: float = 0.0,
     sinks: Sequence[Sink] = (),
     fresh: bool = False,
+    joins: bool = False,
 ) -> str:
     """Train one peer of the run that `config` describes, until it is over; returns the reason in a sentence. It goes on
-    from the newest checkpoint that it finds, unless `fresh`.
+    from the newest checkpoint that it finds, unless `fresh`. A peer that `joins` by the run's join line needs no start
+    weights of its own (`model.init_from`): where the folder is not here, others give it the state.
 
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
     skipped: list[RowsSkipped] = []
     corpus = load_corpus(config, skipped.append)
     train_part, held_out = corpus.split(config.data.val_fraction)
-    model = build_model(config)
+    start = config.model.init_from
+    missed = start if joins and start and not Path(start).exists() else ""
+    model = build_model(config, with_weights=not missed)
     settings = {**flatten(config), "data.digest": corpus.digest()}
     local = config.local
     with open_session(
@@ -81,6 +85,8 @@ def run_peer(
     ) as session:
         for event in skipped:
             session.events.emit(event)
+        if missed:
+            session.events.emit(StartWeightsMissed(path=missed))
         tensors = ModelTensors(model.named_parameters(remove_duplicate=False))
         inner = build_inner(model, config)
         outer = session.open_rounds(
@@ -89,6 +95,7 @@ def run_peer(
             error_feedback=config.outer.error_feedback,
             late=config.membership.late,
             joiner=config.inner.joiner,
+            holds_start=not missed,
             settings=settings,
             tensors=tensors,
             inner=inner.optimizer,
@@ -130,11 +137,11 @@ def keeping(config: RunConfig) -> Keeping:
     )
 
 
-def build_model(config: RunConfig) -> Llama:
-    """The run's model with the run's start weights, on this peer's device."""
+def build_model(config: RunConfig, *, with_weights: bool = True) -> Llama:
+    """The run's model with the run's start weights, on this peer's device. Without them it has any."""
     _prepare_torch(config)
     model = Llama(llama_config(config.model))
-    if config.model.init_from:
+    if config.model.init_from and with_weights:
         load_weights(model, Path(config.model.init_from))
     else:
         initialize(model, config.run.seed)
