@@ -169,7 +169,9 @@ class Swarm:
 
     def status(self) -> Status:
         """How the run stands, asked as `atoll status` does, without a process for it."""
-        return ask_status(self.address, TOKEN.encode())
+        found = ask_status(self.address, TOKEN.encode())
+        assert isinstance(found, Status)
+        return found
 
     def quadratic(self, name: str, center: float, *arguments: object) -> Peer:
         """Start a peer of the quadratic. Further arguments are those of quadratic_peer.py."""

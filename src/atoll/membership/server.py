@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiohttp import WSMsgType, hdrs, web
+from aiohttp import WSMsgType, web
 
 from atoll import log
 from atoll.clock import MonotonicClock
@@ -26,9 +25,10 @@ from atoll.membership import auth, coordinator, gate, messages, status, steps
 from atoll.membership.addresses import join_address
 from atoll.membership.coordinator import CoordinatorState
 from atoll.membership.coordinator_state import MakeLanes
+from atoll.membership.doorway import Doorway
 from atoll.membership.etcd_journal import Contender
 from atoll.membership.etcd_place import EtcdPlace
-from atoll.membership.frames import PART_BYTES, Assembler, OversizedError
+from atoll.membership.frames import Assembler, OversizedError
 from atoll.membership.gate import Gate
 from atoll.membership.journal import Journal, JournalFile
 from atoll.membership.link import PATH
@@ -98,11 +98,13 @@ async def serve(
         address = join_address(advertise or bound_host, bound_port)
         ended = await lead_in_turn(
             Contender(journal_path, settings.run, address, settings.lease_s),
+            settings.run,
             lead,
             foresee=foresee,
             listeners=listeners,
             events=events,
             connect_s=settings.timeouts.connect_s,
+            token=token,
             stop=stop,
         )
         return ended or (STOPPED, "stopped on request, while another coordinator led")
@@ -145,7 +147,6 @@ class _Service:
             hear=lambda event: self._inbox.put((None, event)),
         )
         self._connections: dict[str, PeerConnection] = {}
-        self._handlers: set[asyncio.Task[Any]] = set()
         self._finish: steps.Finish | None = None
 
     def begin(self, run_settings: dict[str, Scalar] | None) -> None:
@@ -169,13 +170,13 @@ class _Service:
     async def _serve_peers(
         self, listeners: list[socket.socket], ready: Callable[[str, int], None], stop: asyncio.Event
     ) -> None:
-        # A private logger: aiohttp would write a line for every stranger that sends nonsense.
-        quiet = logging.Logger("atoll.membership.http", logging.CRITICAL + 1)
-        http = web.Server(self._handle, access_log=None, logger=quiet, keepalive_timeout=gate.PROVE_S)
+        visitors = {PATH: self._attend, OPERATOR_PATH: self._operators.attend}
+        doorway = Doorway("atoll coordinator", visitors)
         deciding = asyncio.create_task(self._hear_all())
         stopping = asyncio.create_task(stop.wait())
         tasks = [deciding, stopping]
-        tasks += [asyncio.create_task(gate.admit_connections(each, self._gate, http)) for each in listeners]
+        admitting = (gate.admit_connections(each, self._gate, doorway.http) for each in listeners)
+        tasks += [asyncio.create_task(each) for each in admitting]
         host, port = listeners[0].getsockname()[:2]
         restarted = bool(self._journal.records)
         self._events.emit(CoordinatorListening(f"{host}:{port}", self._state.term, restarted))
@@ -188,7 +189,7 @@ class _Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._hang_up(http)
+            await self._hang_up(doorway)
 
     async def _hear_all(self) -> None:
         """Hear events one by one until the machine finishes. Time comes first: none sees a stale clock."""
@@ -271,26 +272,6 @@ class _Service:
                 case _:
                     raise AssertionError(f"not an effect of the coordinator: {effect!r}")
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.method == "GET" and request.path == "/":
-            return web.Response(text="atoll coordinator\n")
-        websocket = web.WebSocketResponse(timeout=1.0, compress=False, max_msg_size=PART_BYTES + 1)
-        offers = hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers  # aiohttp would log what is offered
-        paths = {PATH: self._attend, OPERATOR_PATH: self._operators.attend}
-        if request.path not in paths or offers or not websocket.can_prepare(request):
-            return web.Response(status=404, text="nothing here\n")
-        await websocket.prepare(request)
-        task = asyncio.current_task()
-        assert task is not None
-        self._handlers.add(task)
-        try:
-            await paths[request.path](websocket, request.transport)
-        except ConnectionError:
-            pass  # the other side went away in the middle of a word
-        finally:
-            self._handlers.discard(task)
-        return websocket
-
     async def _attend(self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         """One connection from its first byte to its last."""
         proven = await gate.prove(websocket, self._settings.run, self._token)
@@ -336,7 +317,7 @@ class _Service:
             seen_as=address,
         )
 
-    async def _hang_up(self, http: web.Server) -> None:
+    async def _hang_up(self, doorway: Doorway) -> None:
         """Close all sockets; when the run is over, first let the last words out, for at most FLUSH_S."""
         self._gate.close()
         for connection in self._connections.values():
@@ -344,6 +325,4 @@ class _Service:
                 connection.close()
             else:
                 connection.abort()
-        if self._handlers:
-            await asyncio.wait(self._handlers, timeout=FLUSH_S)
-        await http.shutdown(timeout=1.0)
+        await doorway.close(FLUSH_S)
