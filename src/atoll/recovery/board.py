@@ -95,6 +95,7 @@ class Board(Generic[S, ItemT]):
         if job is None:
             return []
         self._jobs.remove(job)
+        self._wanted_bytes -= sum(item.piece_bytes(number) for number in job.left)
         return list(job.takes)
 
     def is_busy(self) -> bool:
