@@ -53,6 +53,7 @@ SHORT = {
     "freeze_s": 2.0,
     "coordinator_lost_s": 60.0,
     "quorum_wait_s": 60.0,
+    "progress_timeout_s": 3.0,
     "norm_limit": 1e9,  # the centers are meant to be far apart
 }
 SETTLE_S, END_S = 30.0, 20.0
