@@ -18,6 +18,7 @@ import pytest
 from atoll.errors import LocalError
 from atoll.recovery.donor import Donor
 from atoll.recovery.folder import RAM
+from atoll.recovery.priority import NICENESS
 from atoll.recovery.update import decode_head
 from atoll.state import manifest as manifests
 from support.asking import Asker
@@ -215,6 +216,22 @@ def test_a_peer_that_nobody_asks_pays_for_nothing_but_a_socket(donor: Donor) -> 
     donor.set_session_key(b"n" * 32)
     assert donor.pid is None
     assert donor.folder is None
+
+
+def test_it_is_up_unasked_when_its_peer_has_been_in_the_run_for_a_while(
+    donor: Donor, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_to(history, [donor])
+    assert donor.pid is None
+    monkeypatch.setattr("atoll.recovery.donor._EARLY_S", 0.0)
+    commit_to(history, [donor])
+    assert donor.pid is not None
+
+
+def test_it_goes_last_where_processors_are_short(serving: Donor) -> None:
+    assert serving.pid is not None
+    niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    assert os.getpriority(os.PRIO_PROCESS, serving.pid) == niceness
 
 
 def test_closing_ends_the_sidecar_and_removes_the_folder(tmp_path: Path, history: History) -> None:

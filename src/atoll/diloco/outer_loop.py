@@ -145,6 +145,9 @@ class OuterLoop:
                 f"the model: {report.reason}"
             )
         self._begin_round(own_steps=report.next_steps)
+        self._rounds.onlooker.stage_if_due(
+            self.state
+        )  # a joiner need not wait for the first inner step as well
         if early:
             self.on_jump()
         self._progress(self.run_step)

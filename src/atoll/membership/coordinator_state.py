@@ -152,17 +152,17 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     """Everything the coordinator machine knows. `peers` is in the order of joining, oldest first.
 
     `digest` is the agreed digest of the newest version's state, "" until the members reported it; `known` are the
-    last versions that have one. `learning` while the journal may be short of what the peers know; `journaled_term`
-    is the last one in it when this coordinator started; `met` are the processes that came while it was learning;
-    until `relearns_until_s` peers are waited for that may know more. `commit` is the last committed verdict,
-    `verdict` the last of any outcome. `norms` are the medians of the last committed rounds, `offences` the rounds
-    in which peers' updates were refused, `rates` what the links were seen to carry, `probed` the members whose links
-    were asked for. `done` if the last member to go
-    had all it was asked for. `diverging_rounds` is how many of the last rounds in a row had no finite update.
-    `short_since_s` is since when there are too few members, `no_holder_since_s` since when nobody who is here holds
-    the newest version. `saved_at_s` is the run's age at its last checkpoint. `stopping` says why the open round is
-    to be the last, "" while it is not; `evictions` are by peer id. `over` says why the run ended, "" while it goes
-    on. `recollection` decides nothing.
+    last versions that have one. `learning` while the journal may be short of what the peers know; `decided_term`
+    is that of the last plan or roll-back in it when this coordinator started; `met` are the processes that came
+    while it was learning; until `relearns_until_s` peers are waited for that may know more. `commit` is the last
+    committed verdict, `verdict` the last of any outcome. `norms` are the medians of the last committed rounds,
+    `offences` the rounds in which peers' updates were refused, `rates` what the links were seen to carry, `probed`
+    the members whose links were asked for. `done` if the last member to go had all it was asked for.
+    `diverging_rounds` is how many of the last rounds in a row had no finite update. `short_since_s` is since when
+    there are too few members, `no_holder_since_s` since when nobody who is here holds the newest version.
+    `saved_at_s` is the run's age at its last checkpoint. `stopping` says why the open round is to be the last, ""
+    while it is not; `evictions` are by peer id. `over` says why the run ended, "" while it goes on. `recollection`
+    decides nothing.
     """
 
     settings: CoordinatorSettings
@@ -177,7 +177,7 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     digest: str = ""
     known: tuple[KnownVersion, ...] = ()
     learning: bool = True
-    journaled_term: int = 0
+    decided_term: int = 0
     met: tuple[tuple[str, str], ...] = ()
     relearns_until_s: float | None = None
     no_holder_since_s: float | None = None

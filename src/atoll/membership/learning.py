@@ -2,7 +2,8 @@
 
 *Learn*: the journal is empty, or older than the run. A peer reports a version above the journal's; versions exist only
 if they were committed, so the run stands there. Only a coordinator that has planned nothing yet learns, and only from
-a peer whose version is of no older term than the journal's last: that one was rolled back.
+a peer whose version is of no older term than the journal's last plan or roll-back: that one was rolled back. Terms that
+were raised and decided nothing do not count: a coordinator that dies while it learns goes on learning.
 
 *Roll back*: the journal's newest version is held by nobody who is here, for `relearn_s`. The run goes on from the
 newest version that somebody has and whose digest is the journaled one, under a new term, so that nothing said under
@@ -44,7 +45,7 @@ def learn(draft: Draft, record: PeerRecord, message: Declare) -> None:
     round_ = max(message.round, message.pending.round - 1 if message.pending else 0)
     newer = message.version > state.version
     later = message.version == state.version and round_ >= state.round.number
-    if not (newer or later) or message.version_term < state.journaled_term:
+    if not (newer or later) or message.version_term < state.decided_term:
         return
     why = (
         f"{record.peer} holds version {message.version} after round {round_}, which this coordinator's journal "
@@ -96,7 +97,7 @@ def roll_back(draft: Draft) -> None:
         f"nobody who is here holds version {state.version} for relearn_s = {draft.timeouts.relearn_s:g} s: the run is "
         f"rolled back to version {newest.version} (round {newest.round})"
     )
-    _stand_at(draft, newest.version, newest.round, newest.digest, state.term + 1, why)
+    _stand_at(draft, newest.version, newest.round, newest.digest, state.term + 1, why, rolled_back=True)
     for record in here:
         held = record.catching_up
         assert held is not None
@@ -110,13 +111,15 @@ def _behind(state: CoordinatorState) -> list[PeerRecord]:
     return [record for record in state.peers.values() if record.catching_up is not None and record.connected]
 
 
-def _stand_at(draft: Draft, version: int, round_: int, digest: str, term: int, why: str) -> None:
+def _stand_at(
+    draft: Draft, version: int, round_: int, digest: str, term: int, why: str, *, rolled_back: bool = False
+) -> None:
     """From now on, and after every restart, the run stands here; nothing said under an older term counts."""
     state = draft.state
     term = max(term, state.term)
     if term > state.term:
         draft.journal(TermRaised(term=term, session_key=state.session_key))
-    draft.journal(VersionLearned(version=version, round=round_, digest=digest, why=why))
+    draft.journal(VersionLearned(version, round_, digest, why, rolled_back))
     draft.set(
         term=term,
         version=version,

@@ -210,14 +210,16 @@ def _say(state: MemberState, message: PeerMessage) -> Outcome:
 
 
 def _say_ready(state: MemberState, message: Ready) -> Outcome:
-    """The round is the coordinator's to number: a round skipped meanwhile makes this `ready` the next
-    one's.
+    """The round is the coordinator's to number: a round skipped meanwhile makes this `ready` the next one's. What it
+    says of the round after its own holds no more then.
     """
     if state.phase is Phase.CATCHING_UP:
         return _step(state, f"{state.peer} was ready, but has to catch up first")
     assert state.phase is Phase.LOCAL, f"ready in phase {state.phase}"
     assert message.version == state.version, f"ready on version {message.version}, holds {state.version}"
-    pending = replace(message, round=state.round + 1)
+    number = state.round + 1
+    round_steps = message.round_steps if message.round == number else 0
+    pending = replace(message, round=number, round_steps=round_steps)
     state = replace(state, phase=Phase.READY, pending=pending, digest=message.digest)
     return _step(state, f"{state.peer} is ready for round {pending.round}", *_send(state, pending))
 

@@ -148,10 +148,23 @@ class Status(Message, frozen=True):
     links: tuple[LinkRate, ...]
 
 
+class StandingBy(Message, frozen=True):
+    """Coordinator, to every request: it does not lead `run`. `leader` is the address of who does, as that one shows
+    itself; "" while nobody leads, or while it is not known: `trouble` says why.
+    """
+
+    run: str
+    package: str
+    leader: str
+    trouble: str = ""
+
+
 Request = StatusWanted | StopRun | LeavePeer | EvictPeer
 
 _operator_decoder = msgspec.msgpack.Decoder(OperatorConnect | StatusWanted | StopRun | LeavePeer | EvictPeer)
-_reply_decoder = msgspec.msgpack.Decoder(Challenge | OperatorWelcome | Refused | Status | Done)
+Reply = Status | Done | StandingBy
+
+_reply_decoder = msgspec.msgpack.Decoder(Challenge | OperatorWelcome | Refused | Status | Done | StandingBy)
 
 
 def decode_from_operator(data: bytes) -> OperatorConnect | Request:
@@ -159,6 +172,6 @@ def decode_from_operator(data: bytes) -> OperatorConnect | Request:
     return _operator_decoder.decode(data)
 
 
-def decode_reply(data: bytes) -> Challenge | OperatorWelcome | Refused | Status | Done:
+def decode_reply(data: bytes) -> Challenge | OperatorWelcome | Refused | Reply:
     """Raises msgspec.ValidationError or msgspec.DecodeError for anything else."""
     return _reply_decoder.decode(data)

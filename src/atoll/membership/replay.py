@@ -59,7 +59,7 @@ def replay(
         )
         for peer in members
     }
-    return replace(state, term=state.term + 1, journaled_term=state.term, peers=expected)
+    return replace(state, term=state.term + 1, peers=expected)
 
 
 def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
@@ -76,13 +76,13 @@ def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
         case MembersChanged():
             return replace(state, started=record.started, done=record.done)
         case PlanMade(op=op):
-            return replace(state, term=max(state.term, op.term))
+            return replace(state, term=max(state.term, op.term), decided_term=op.term)
         case StateDigest(version=version, digest=digest):
             if version != state.version:
                 return state
             known = remember(state.known, version, state.round.number - 1, digest)
             return replace(state, digest=digest, known=known)
-        case VersionLearned(version=version, round=round_, digest=digest):
+        case VersionLearned(version=version, round=round_, digest=digest, rolled_back=rolled_back):
             return replace(
                 state,
                 version=version,
@@ -92,6 +92,7 @@ def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
                 commit=None,
                 verdict=None,
                 done=False,
+                decided_term=state.term if rolled_back else state.decided_term,
             )
         case StopDecided(reason=reason):
             return replace(state, stopping=reason)

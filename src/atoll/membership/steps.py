@@ -266,13 +266,14 @@ class StateDigest(msgspec.Struct, frozen=True, tag=True):
 
 class VersionLearned(msgspec.Struct, frozen=True, tag=True):
     """The run stands at this version, whatever the journal says before: it was lost and learned from the peers, or
-    nobody holds a newer one any more (then `why` says that the run was rolled back). `digest` "" is not known yet.
+    nobody holds a newer one any more: then the run was `rolled_back`. `digest` "" is not known yet.
     """
 
     version: int
     round: int
     digest: str
     why: str
+    rolled_back: bool = False
 
 
 class StopDecided(msgspec.Struct, frozen=True, tag=True):

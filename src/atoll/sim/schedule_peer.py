@@ -204,7 +204,7 @@ class VirtualPeer(Process):
         self.train_s += self.world.now_s - self.began_s
         finite = rng.random() > 0.03
         ready = Ready(
-            round=0,
+            round=self.round + 1,
             version=self.version,
             digest=self.digest,
             tokens=self.tokens_in_round,

@@ -30,7 +30,7 @@ from atoll.recovery.sidecar.orders import Order, Settings
 
 MAX_PEERS: Final = 128
 """Connections that have proved the key; when one more comes, the one that was idle longest goes."""
-FLOOR_BYTES_PER_S: Final = float(1 << 20)
+FLOOR_BYTES_PER_S: Final = float(512 << 10)
 FLOOR_SHARE: Final = 0.05
 """While a round moves bytes: this share of the cap, or FLOOR_BYTES_PER_S where there is no cap."""
 
