@@ -44,7 +44,9 @@ def test_all_reduce_rows_hold_what_is_promised(capsys: pytest.CaptureFixture[str
         assert (row["world"], row["numel"], row["turns"], row["equal"]) == (3, 300_000, 2, True)
         assert row["seconds_min"] <= row["seconds"] <= row["seconds_max"]
         # The last acknowledgement for each of the others may leave when the op is over here already.
-        assert row["bytes_formula"] - 2 * FRAME_BYTES <= row["bytes_sent"] < 1.02 * row["bytes_formula"] + 10_000
+        assert (
+            row["bytes_formula"] - 2 * FRAME_BYTES <= row["bytes_sent"] < 1.02 * row["bytes_formula"] + 10_000
+        )
         assert row["lower_bound_s"] > 0
         assert row["cpu_s"] > 0
         assert row["speedup"] == {}
