@@ -12,10 +12,31 @@ constexpr double kHeadroom = 1.05;  // finds out when there is a little more
 // An op that came so close to its limit was held back by it: then the next may try much more.
 constexpr double kReached = 0.97;
 constexpr double kGrowth = 1.5;
+// Within an op that is judged so often: in so many round trips the queue shows that grows where the
+// way carries a little less than the pace allows.
+constexpr double kJudgedRoundTrips = 6;
+constexpr Seconds kJudgedAtLeast{0.15};
+// After it has grown, answers are to older packets for so long.
+constexpr double kSettling = 2;
 
 }  // namespace
 
-void Pace::carried(std::uint64_t bytes, Time now) {
+bool Pace::carried(std::uint64_t bytes, Time now, const Way& way) {
+  keep(bytes, now);
+  if (now < judged_from_) return false;
+  if (judged_.at == Time{}) judged_ = {now, bytes};
+  const Seconds took = now - judged_.at;
+  if (took < std::max(kJudgedRoundTrips * way.round_trip, kJudgedAtLeast)) return false;
+  const double rate = static_cast<double>(bytes - judged_.bytes) / took.count();
+  judged_ = {now, bytes};
+  if (limit_ <= 0 || way.queued || rate < kReached * limit_) return false;
+  limit_ *= kGrowth;
+  judged_ = {};
+  judged_from_ = now + to_duration(kSettling * way.round_trip);
+  return true;
+}
+
+void Pace::keep(std::uint64_t bytes, Time now) {
   if (!samples_.empty() && now - samples_.back().at < spacing_) return;
   samples_.push_back({now, bytes});
   if (samples_.size() < kMostSamples) return;
@@ -45,6 +66,8 @@ void Pace::op_ended(Seconds round_trip) {
   const double rate = best(round_trip);
   samples_.clear();
   spacing_ = {};
+  judged_ = {};
+  judged_from_ = {};
   if (rate <= 0) return;
   seen_[next_] = rate;
   next_ = (next_ + 1) % seen_.size();

@@ -6,6 +6,9 @@
 // round trips in it, in which TCP only begins: a limit made of that is met, and never grows. In a
 // time as short as a round trip, however, answers that come late and together look like a faster way.
 //
+// A way that was bad when it was measured, and is well again, is found out while an op runs: if for
+// some round trips the links carry all that the pace allows, and no queue builds, the pace grows.
+//
 // Losses do not count: where packets are lost at random, many links that keep to their share of
 // the way's rate hardly notice, while one that runs ahead is thrown back by each.
 //
@@ -27,9 +30,15 @@ inline constexpr Seconds kLongWay{0.01};
 
 class Pace {
  public:
+  // What the way looks like: the least round trip that was seen, and whether packets queue now.
+  struct Way {
+    Seconds round_trip{0};
+    bool queued = false;
+  };
+
   // The links have carried so much by now, all together since they are there. Told several times
-  // in a round trip, while an op runs.
-  void carried(std::uint64_t bytes, Time now);
+  // in a round trip, while an op runs. Whether the pace has grown.
+  bool carried(std::uint64_t bytes, Time now, const Way& way);
   // What the op saw counts from now on.
   void op_ended(Seconds round_trip);
 
@@ -42,11 +51,14 @@ class Pace {
     std::uint64_t bytes = 0;
   };
 
+  void keep(std::uint64_t bytes, Time now);
   // Of the fastest part, in bytes per second; 0 if it was too short to tell.
   double best(Seconds round_trip) const;
 
   std::vector<Sample> samples_;  // of this op, at least `spacing_` apart
   Clock::duration spacing_{};
+  Sample judged_;  // since when it is looked whether the pace holds the op back; `at` 0: not yet
+  Time judged_from_{};
   std::array<double, 8> seen_{};  // of the last ops: one that was slowed by other things says little
   std::size_t next_ = 0;
   double limit_ = 0;

@@ -8,6 +8,7 @@ namespace atoll_core::engine {
 namespace {
 
 constexpr Clock::duration kTellEvery = std::chrono::milliseconds(25);
+constexpr double kQueued = 1.1;  // of the least round trip
 
 Seconds smaller(Seconds a, Seconds b) {
   if (a == Seconds(0) || b == Seconds(0)) return std::max(a, b);  // one is unknown
@@ -31,15 +32,19 @@ void Connections::watch_pace(Neighbour& neighbour, Time now) {
 }
 
 Seconds Connections::tell_pace(Neighbour& neighbour, Time now) {
-  Seconds round_trip{0};
+  Seconds round_trip{0}, present{0};
   for (const auto& slot : neighbour.links) {
     const TcpFacts facts = tcp_facts(slot->link.fd());
     neighbour.delivered_bytes += facts.delivered_bytes - slot->delivered_bytes;
     slot->delivered_bytes = facts.delivered_bytes;
     round_trip = smaller(round_trip, facts.least_round_trip);
+    present = smaller(present, facts.round_trip);
   }
   neighbour.paced_at = now;
-  if (round_trip >= kLongWay) neighbour.pace.carried(neighbour.delivered_bytes, now);
+  if (round_trip < kLongWay) return round_trip;
+  const bool grown = neighbour.pace.carried(neighbour.delivered_bytes, now,
+                                            {round_trip, present > kQueued * round_trip});
+  if (grown) keep_pace(neighbour);
   return round_trip;
 }
 

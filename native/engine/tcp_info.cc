@@ -21,7 +21,8 @@ TcpFacts tcp_facts(int fd) {
   const bool known = info.tcpi_min_rtt != ~0u;
   // What lies behind a gap has arrived too: it would all be counted at once when the gap is closed.
   const std::uint64_t behind_gaps = std::uint64_t{info.tcpi_sacked} * info.tcpi_snd_mss;
-  return {Seconds(known ? 1e-6 * info.tcpi_min_rtt : 0.0), info.tcpi_bytes_acked + behind_gaps};
+  return {Seconds(known ? 1e-6 * info.tcpi_min_rtt : 0.0), Seconds(1e-6 * info.tcpi_rtt),
+          info.tcpi_bytes_acked + behind_gaps};
 }
 
 }  // namespace atoll_core::engine

@@ -12,6 +12,7 @@ namespace atoll_core::engine {
 
 struct TcpFacts {
   Seconds least_round_trip{0};        // of the last minutes
+  Seconds round_trip{0};              // smoothed, as it is now
   std::uint64_t delivered_bytes = 0;  // that the other end has, in order or not
 };
 

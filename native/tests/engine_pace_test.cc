@@ -20,18 +20,25 @@ class Way {
  public:
   explicit Way(double bytes_per_s) : bytes_per_s_(bytes_per_s) {}
 
-  void run_op(Pace& pace, double bytes, Seconds every = Seconds(0.025)) {
-    const double limit = pace.bytes_per_s() > 0 ? pace.bytes_per_s() : 1e12;
-    double rate = 1e6;
+  // How long it took.
+  double run_op(Pace& pace, double bytes, Seconds every = Seconds(0.025)) {
+    const double begun = now_;
+    double rate = std::min(1e6, bytes_per_s_), queue = 0;
     for (double left = bytes; left > 0; left -= rate * every.count()) {
-      pace.carried(static_cast<std::uint64_t>(carried_), at(now_));
+      pace.carried(static_cast<std::uint64_t>(carried_), at(now_),
+                   {kRoundTrip, queue > 0.1 * kRoundTrip.count() * bytes_per_s_});
+      const double limit = pace.bytes_per_s() > 0 ? pace.bytes_per_s() : 1e12;
       now_ += every.count();
       carried_ += std::min(left, rate * every.count());
-      rate = std::min({rate * std::exp2(every / kRoundTrip), limit, bytes_per_s_});
+      const double sent = std::min(rate * std::exp2(every / kRoundTrip), limit);
+      queue = std::max(0.0, queue + (sent - bytes_per_s_) * every.count());
+      rate = std::min(sent, bytes_per_s_);
     }
-    pace.carried(static_cast<std::uint64_t>(carried_), at(now_));
+    const double took = now_ - begun;
+    pace.carried(static_cast<std::uint64_t>(carried_), at(now_), {kRoundTrip, queue > 0});
     pace.op_ended(kRoundTrip);
     now_ += 60.0;
+    return took;
   }
 
  private:
@@ -80,6 +87,17 @@ void a_way_that_became_slower_is_believed_after_eight_ops() {
   CHECK(follows(pace, kWay / 4));
 }
 
+// It was measured while packets were lost, and is well now: one op finds out.
+void a_way_that_got_well_again_is_used_within_an_op() {
+  Pace pace;
+  Way(kWay / 200).run_op(pace, 1e6);
+  CHECK(pace.bytes_per_s() < kWay / 100);
+  Way well(kWay);
+  const double took = well.run_op(pace, 20 * kWay);
+  CHECK(took < 20 + 9 * kRoundTrip.count() * (1 + std::log(200) / std::log(1.5)));
+  CHECK(pace.bytes_per_s() >= kWay);
+}
+
 void what_is_too_short_to_fill_the_way_says_nothing() {
   Pace pace;
   Way way(kWay);
@@ -97,7 +115,8 @@ void a_pause_in_an_op_is_not_the_way_s() {
   double carried = 0;
   for (int i = 0; i <= 200; ++i) {
     const double now = 1.0 + 0.025 * i + (i > 100 ? 30.0 : 0.0);  // others were late
-    pace.carried(static_cast<std::uint64_t>(carried), Time{} + to_duration(Seconds(now)));
+    pace.carried(static_cast<std::uint64_t>(carried), Time{} + to_duration(Seconds(now)),
+                 {kRoundTrip, true});
     carried += 0.025 * kWay;
   }
   pace.op_ended(kRoundTrip);
@@ -119,7 +138,8 @@ void answers_that_come_together_are_no_faster_way(unsigned seed) {
   for (int i = 0; i < 80; ++i) {
     const double now = 0.025 * i;
     heard = std::max(heard, kWay * std::max(0.0, now - late(random)));
-    pace.carried(static_cast<std::uint64_t>(heard), Time{} + to_duration(Seconds(1.0 + now)));
+    pace.carried(static_cast<std::uint64_t>(heard), Time{} + to_duration(Seconds(1.0 + now)),
+                 {kRoundTrip, true});
   }
   pace.op_ended(kRoundTrip);
   CHECK(pace.bytes_per_s() >= kWay && pace.bytes_per_s() <= 1.25 * kWay);
@@ -132,6 +152,7 @@ int main() {
   the_pace_of_a_steady_way_stays();
   a_way_that_became_faster_is_used_after_a_few_ops();
   a_way_that_became_slower_is_believed_after_eight_ops();
+  a_way_that_got_well_again_is_used_within_an_op();
   what_is_too_short_to_fill_the_way_says_nothing();
   a_pause_in_an_op_is_not_the_way_s();
   a_long_op_is_told_in_few_samples_and_as_well();

@@ -16,6 +16,8 @@ from support.fault_crew import Crew, Process
 
 WANLAB = Path(__file__).parents[2] / "tools" / "wanlab" / "wanlab.py"
 NEEDED = ("ip", "iptables-restore", "cc")
+# What every lab does, in namespaces that end with it: two ends of a wire, and packets handed to a process.
+_TRIAL = "ip link add end0 type veth peer name end1 && iptables -w -A FORWARD -j NFQUEUE --queue-num 1"
 
 
 def why_not() -> str:
@@ -26,8 +28,13 @@ def why_not() -> str:
         return "network namespaces need root"
     if missing := [tool for tool in NEEDED if shutil.which(tool) is None]:
         return f"wanlab needs {', '.join(missing)}: apt-get install iproute2 iptables gcc libc6-dev"
-    probe = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
-    return f"no network namespaces: {probe.stderr.strip()}" if probe.returncode else ""
+    probe = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-c", _TRIAL], capture_output=True, text=True, check=False
+    )
+    if not probe.returncode:
+        return ""
+    said = probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"]
+    return f"no emulated networks here, the kernel or its permissions lack what they need: {said[0]}"
 
 
 def lab(network: dict[str, Any]) -> Any:
