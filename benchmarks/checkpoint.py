@@ -31,7 +31,7 @@ from atoll.checkpoint.trees import Leaf, safetensors_parts, take_apart
 from atoll.diloco.outer import OuterState
 from atoll.events import CheckpointSaved, Event
 from atoll.recovery.donor import Donor
-from atoll.state.snapshot import verify_snapshot
+from atoll.state.verify import verify_snapshot
 
 WAIT_S = 600.0
 CHUNK_BYTES = 4 << 20

@@ -18,7 +18,8 @@ from atoll.checkpoint.writer.orders import Failed, Save, Saved
 from atoll.errors import LocalError
 from atoll.state import manifest as manifests
 from atoll.state.manifest import MANIFEST, Manifest
-from atoll.state.snapshot import LoadedState, fill_snapshot, verify_snapshot
+from atoll.state.snapshot import LoadedState, fill_snapshot
+from atoll.state.verify import verify_snapshot
 
 _CHUNK_BYTES = 4 << 20
 
