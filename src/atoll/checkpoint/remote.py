@@ -28,7 +28,8 @@ from atoll.checkpoint.retention import to_remove
 from atoll.errors import LocalError
 from atoll.state import manifest as manifests
 from atoll.state.manifest import MANIFEST, Manifest
-from atoll.state.snapshot import read_manifest, verify_snapshot
+from atoll.state.snapshot import read_manifest
+from atoll.state.verify import verify_snapshot
 
 
 @dataclass(slots=True)

@@ -88,6 +88,10 @@ class Saver:
         self._staging.reserve(state)
         self._writer.start()
 
+    def has(self, version: int) -> bool:
+        """Whether this version is saved, or on its way."""
+        return self._newest >= version or (self._under_way is not None and self._under_way.version == version)
+
     def is_free(self, version: int) -> bool:
         """Whether `save` would save. If the writer is behind, the version is skipped, and that is said."""
         self.look()
@@ -107,7 +111,7 @@ class Saver:
         uploads: bool,
     ) -> None:
         """Copy the state, and let the writer have it. `own` are the bytes of the own part's safetensors file, and
-        `own_state` its JSON. Only while `is_free`. Blocks for the copy."""
+        `own_state` its JSON; b"": the shared part alone. Only while `is_free`. Blocks for the copy."""
         assert self._under_way is None, "one save at a time"
         began_s = time.monotonic()
         try:

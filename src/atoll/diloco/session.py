@@ -23,7 +23,7 @@ from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.round import Rounds
 from atoll.diloco.safekeeping import LAST_SAVE_S, Safekeeping
 from atoll.diloco.schedule import OuterSchedule
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, QuorumLost, Unreachable
 from atoll.events import EventLog, RunEnded
 from atoll.membership.client import Admission, Member
 from atoll.membership.messages import CatchUp, Declare, Probe, Probed, Scalar, View
@@ -424,6 +424,8 @@ class Session:
         try:
             if error is None and self._loop is not None and self._loop.finished():
                 self.safekeeping.finish(self._loop)
+            elif isinstance(error, QuorumLost | Unreachable) and self._loop is not None:
+                self.safekeeping.part(self._loop)
             self.leave(reason, done=done)
             self.safekeeping.close(LAST_SAVE_S if code < _BY_SIGNAL else _HURRY_S)
             self.events.emit(RunEnded(reason=reason, exit_code=code))

@@ -170,22 +170,18 @@ class Donor:
         self, version: int, numel: int, fill: Callable[[Slots, OwnSlot], T], inner_bytes: int = 0
     ) -> T:
         """`fill` the slots; if their room was taken by others, once more where there is some."""
+        filled = ""
         for again in (False, True):
             try:
-                self._make_folder(self._needed_bytes(numel, inner_bytes))
+                self._make_folder(self._needed_bytes(numel, inner_bytes), filled)
                 assert self._slots is not None
                 assert self._own is not None
                 return fill(self._slots, self._own)
             except (OSError, LocalError) as error:
                 if again or self._folder is None or self._folder.path.is_relative_to(self._fallback):
                     raise
-                _log.warning(
-                    "version %d finds no room in %s (%s): staging in %s, which may be slower",
-                    version,
-                    self._folder.path,
-                    error,
-                    self._fallback,
-                )
+                what = error.strerror.lower() if isinstance(error, OSError) and error.strerror else error
+                filled = f"version {version} cannot be staged ({what})"
                 self._drop_folder()
         raise AssertionError("one of two tries returned or raised")
 
@@ -246,11 +242,13 @@ class Donor:
     def _needed_bytes(self, numel: int, inner_bytes: int = 0) -> int:
         return staged_bytes(numel, inner_bytes) + self._own_bytes + min(self._keep_bytes, _LOG_ROOM_BYTES)
 
-    def _make_folder(self, needed_bytes: int) -> None:
+    def _make_folder(self, needed_bytes: int, filled: str = "") -> None:
         with self._lock:
             if self._folder is not None:
                 return
-            self._folder = make_folder(self._run, self._peer, needed_bytes, self._fallback, self._ram)
+            self._folder = make_folder(
+                self._run, self._peer, needed_bytes, self._fallback, self._ram, filled=filled
+            )
             self._folder.yield_to_round(self._moving)
             mapped = self._folder.path.parent == self._ram
             self._slots = Slots(self._folder.path, self._run, mapped)
