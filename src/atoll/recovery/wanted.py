@@ -18,7 +18,7 @@ from atoll.kernels import Bytes, Floats
 from atoll.recovery.board import Item
 from atoll.recovery.held import Stock
 from atoll.recovery.targets import Source
-from atoll.recovery.update import PIECE_BYTES, Update, UpdateHead, decode_head
+from atoll.recovery.update import Update, UpdateHead, decode_head, piece_bytes_of
 from atoll.state import manifest as manifests
 from atoll.state.manifest import VALUE_BYTES, VECTORS, Manifest, Span, Vector
 from atoll.state.snapshot import SharedState
@@ -152,6 +152,7 @@ class WantedUpdate:
     def __init__(self, version: int, size_bytes: int, numel: int) -> None:
         """`size_bytes`, at most `most_update_bytes`, is what sources told."""
         self.version, self.size_bytes, self._numel = version, size_bytes, numel
+        self._piece_bytes = piece_bytes_of(size_bytes)
         self.givers: set[Source] = set()
         self.data: NDArray[np.uint8] = np.empty(size_bytes, dtype=np.uint8)
         self._head: UpdateHead | None = None
@@ -168,10 +169,10 @@ class WantedUpdate:
         return self._head.update
 
     def pieces(self) -> tuple[int, ...]:
-        return tuple(range(-(-self.size_bytes // PIECE_BYTES)))
+        return tuple(range(-(-self.size_bytes // self._piece_bytes)))
 
     def piece_bytes(self, number: int) -> int:
-        return min(PIECE_BYTES, self.size_bytes - number * PIECE_BYTES)
+        return min(self._piece_bytes, self.size_bytes - number * self._piece_bytes)
 
     def head_at(self, source: Source, stock: Stock) -> str | None:
         found = stock.updates.get(self.version)
@@ -197,7 +198,7 @@ class WantedUpdate:
 
     def spans(self, source: Source, number: int) -> tuple[Span, ...]:
         data = self._introduced[source].removesuffix(".json") + ".bin"
-        return (Span(data, number * PIECE_BYTES, self.piece_bytes(number)),)
+        return (Span(data, number * self._piece_bytes, self.piece_bytes(number)),)
 
     def has_already(self, number: int) -> bool:
         return False
@@ -207,7 +208,7 @@ class WantedUpdate:
         return kernels.digest_bytes(data).hex() == self._head.pieces[number]
 
     def deliver(self, number: int, data: Bytes) -> None:
-        start = number * PIECE_BYTES
+        start = number * self._piece_bytes
         self.data[start : start + data.size] = data
 
 
