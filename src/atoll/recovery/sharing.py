@@ -58,7 +58,7 @@ class Sharing(Generic[S]):
         if turn.free_until_s > turn.since_s:  # it went on for as long as it might: look again
             turn.since_s, turn.bytes_per_s = now_s, self._bytes_per_s(now_s)
             return True
-        if now_s - turn.since_s < _LOOK_S or self._bytes_per_s(now_s) >= _FULL * turn.bytes_per_s:
+        if now_s - turn.since_s < _LOOK_S or 0 < self._bytes_per_s(now_s) >= _FULL * turn.bytes_per_s:
             return True
         turn.free_until_s = now_s + turn.free_s
         turn.free_s = min(2 * turn.free_s, _LONGEST_S)
