@@ -193,7 +193,7 @@ class Soak:
         listening_s = self._times("CoordinatorListening")
         found = []
         for fault, rounds in lost:
-            noticed_s = noticed_after(fault, SHORT["heartbeat_s"], DEAD_S, listening_s)
+            noticed_s = noticed_after(fault, self.faults, SHORT["heartbeat_s"], DEAD_S, listening_s)
             if rounds > noticed_s * pace + 1:
                 found.append(
                     f"{fault.kind} {fault.peer} cost {rounds:.2f} rounds: noticed after {noticed_s:.1f} s"

@@ -42,19 +42,17 @@ def by_kind(
     }
 
 
-def noticed_after(fault: Fault, heartbeat_s: float, dead_s: float, listening_s: Sequence[float]) -> float:
-    """Seconds in which nobody can know of a fault: a dropped connection has one heartbeat, a silence the dead timeout,
-    and while no coordinator listens nothing is decided. Who comes or says goodbye is noticed at once.
+def noticed_after(
+    fault: Fault, faults: Sequence[Fault], heartbeat_s: float, dead_s: float, listening_s: Sequence[float]
+) -> float:
+    """Seconds in which nobody can know of a fault: a dropped connection has one heartbeat, a silence the dead timeout.
+    Who comes or says goodbye is noticed at once. While no coordinator listens nothing is noticed or decided.
     """
-    match fault.kind:
-        case "kill":
-            return heartbeat_s
-        case "stop":
-            return dead_s
-        case "coordinator":
-            return (
-                next((at_s for at_s in listening_s if at_s > fault.at_wall_s), fault.at_wall_s)
-                - fault.at_wall_s
-            )
-        case _:
-            return 0.0
+    own_s = {"kill": heartbeat_s, "stop": dead_s}.get(fault.kind, 0.0)
+    gone_s = [
+        each.at_wall_s for each in faults if each.kind == "coordinator" and each.at_wall_s <= fault.at_wall_s
+    ]
+    if not gone_s:
+        return own_s
+    again_s = next((at_s for at_s in listening_s if at_s > gone_s[-1]), fault.at_wall_s)
+    return max(own_s, again_s - fault.at_wall_s)

@@ -113,3 +113,21 @@ def test_nobody_waits_for_a_donor_that_froze() -> None:
 def test_one_alone_waits_for_nobody() -> None:
     took_s, _ = fetch(10, {"a": Donor(), "far-off": Donor(from_s=900.0)})
     assert took_s <= 10 * PIECE / LINE + 0.1
+
+
+def test_nobody_waits_while_nothing_comes() -> None:
+    """Whoever was held up as all were has no rate to go by."""
+    board: Board[str, Thing] = Board()
+    board.add(Thing(4))
+
+    def ask(now_s: float) -> Take[str, Thing] | None:
+        return board.take("a", lambda item: True, now_s, lambda item: ["b"])
+
+    for _ in range(2):
+        take = ask(0.0)
+        assert take is not None
+        board.got(take, PIECE, 0.1)
+        board.finish(take, 0.1)
+    assert ask(5.0) is None, "b is to give its part"
+    assert ask(5.4) is None
+    assert ask(5.6) is not None

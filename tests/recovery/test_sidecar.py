@@ -19,6 +19,7 @@ from atoll.errors import LocalError
 from atoll.recovery.donor import Donor
 from atoll.recovery.folder import RAM
 from atoll.recovery.priority import NICENESS
+from atoll.recovery.sidecar.server import FLOOR_BYTES_PER_S, QUIET_BYTES_PER_S
 from atoll.recovery.update import decode_head
 from atoll.state import manifest as manifests
 from support.asking import Asker
@@ -172,6 +173,17 @@ def test_it_yields_to_a_round_and_no_longer(tmp_path: Path, history: History) ->
             over.join()
             assert 0.4 <= seconds < 0.5 + NUMEL * 8 / 4e6 + SLACK_S
             assert 0.4 <= seconds < NUMEL * 8 / (4e6 / 20), "it kept to the floor rate after the round"
+
+
+def test_a_short_round_has_the_line_to_itself(donor: Donor, history: History) -> None:
+    stage_at(history.state, [donor])
+    with Asker(donor.port) as asker:
+        asker.held()
+        donor.yield_to_round(True)
+        start_s = time.monotonic()
+        asker.ask("/v1/snapshots/0-1/shard-00000.safetensors", "bytes=0-65535")
+        assert time.monotonic() - start_s >= (65_536 - 30_000) / QUIET_BYTES_PER_S
+        assert QUIET_BYTES_PER_S < FLOOR_BYTES_PER_S / 4
 
 
 def test_another_session_key_counts_from_the_next_request(donor: Donor, history: History) -> None:

@@ -49,7 +49,7 @@ class WantedInner:
     def __init__(self, version: int, source: Source, size_bytes: int) -> None:
         """`size_bytes`, at most `most_inner_bytes`, is what the source told."""
         self.version = version
-        self._landing = Landing(size_bytes)
+        self._landing = Landing(size_bytes, PIECE_BYTES)
         self._source = source
         self._introduced = ""
 

@@ -2,7 +2,8 @@
 
 Sources share the fetcher's own line. The one that began first, or gets through best, would give nearly all. So a source
 with its part done waits, while others fill the line as well as all of them did before. If they do not, it goes on, each
-time for twice as long as the last: waiting in vain soon takes next to no time.
+time for twice as many pieces as the last: waiting in vain soon takes next to no time, and a round, which slows all
+alike, moves one piece only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _LOOK_S: Final = 0.5
 """What the line carries is what came in so many seconds."""
 _FULL: Final = 0.7
 """The line is full while it carries this share of what it did."""
-_LONGEST_S: Final = 16.0
+_MOST_PIECES: Final = 1024
 
 S = TypeVar("S", bound=Hashable)
 
@@ -27,8 +28,8 @@ class _Turn:
 
     since_s: float
     bytes_per_s: float
-    free_until_s: float = 0.0
-    free_s: float = _LOOK_S
+    free_pieces: int = 0
+    next_pieces: int = 1
 
 
 class Sharing(Generic[S]):
@@ -48,20 +49,20 @@ class Sharing(Generic[S]):
         self._turns.pop(source, None)
 
     def waits(self, source: S, now_s: float) -> bool:
-        """Whether a source that is ahead of others waits for them."""
+        """Whether a source that is ahead of others waits for them. If not, it takes a piece now."""
         turn = self._turns.get(source)
         if turn is None:
             self._turns[source] = _Turn(now_s, self._bytes_per_s(now_s))
             return True
-        if now_s < turn.free_until_s:
-            return False
-        if turn.free_until_s > turn.since_s:  # it went on for as long as it might: look again
-            turn.since_s, turn.bytes_per_s = now_s, self._bytes_per_s(now_s)
-            return True
-        if now_s - turn.since_s < _LOOK_S or self._bytes_per_s(now_s) >= _FULL * turn.bytes_per_s:
-            return True
-        turn.free_until_s = now_s + turn.free_s
-        turn.free_s = min(2 * turn.free_s, _LONGEST_S)
+        if not turn.free_pieces:
+            looked = now_s - turn.since_s >= _LOOK_S
+            if not looked or 0 < self._bytes_per_s(now_s) >= _FULL * turn.bytes_per_s:
+                return True
+            turn.free_pieces = turn.next_pieces
+            turn.next_pieces = min(2 * turn.next_pieces, _MOST_PIECES)
+        turn.free_pieces -= 1
+        if not turn.free_pieces:
+            turn.since_s, turn.bytes_per_s = now_s, max(turn.bytes_per_s, self._bytes_per_s(now_s))
         return False
 
     def _bytes_per_s(self, now_s: float) -> float:

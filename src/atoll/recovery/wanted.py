@@ -18,7 +18,7 @@ from atoll.kernels import Bytes, Floats
 from atoll.recovery.board import Item
 from atoll.recovery.held import Stock
 from atoll.recovery.targets import Source
-from atoll.recovery.update import PIECE_BYTES, Update, UpdateHead, decode_head
+from atoll.recovery.update import Update, UpdateHead, decode_head, piece_bytes_of
 from atoll.state import manifest as manifests
 from atoll.state.manifest import VALUE_BYTES, VECTORS, Manifest, Span, Vector
 from atoll.state.snapshot import SharedState
@@ -149,26 +149,26 @@ class WantedSnapshot:
 class Landing:
     """Memory for a file that comes in pieces, whose head has a digest of each: what is the same for all such files."""
 
-    def __init__(self, size_bytes: int) -> None:
-        """`size_bytes` is what somebody told, and bounded by who asks for it."""
-        self.size_bytes = size_bytes
+    def __init__(self, size_bytes: int, piece_bytes: int) -> None:
+        """`size_bytes` is what somebody told, and bounded by who asks for it; it comes in pieces of `piece_bytes`."""
+        self.size_bytes, self._piece_bytes = size_bytes, piece_bytes
         self.data: NDArray[np.uint8] = np.empty(size_bytes, dtype=np.uint8)
         self.digests: tuple[str, ...] = ()  # of the pieces; of whoever was introduced
 
     def pieces(self) -> tuple[int, ...]:
-        return tuple(range(-(-self.size_bytes // PIECE_BYTES)))
+        return tuple(range(-(-self.size_bytes // self._piece_bytes)))
 
     def piece_bytes(self, number: int) -> int:
-        return min(PIECE_BYTES, self.size_bytes - number * PIECE_BYTES)
+        return min(self._piece_bytes, self.size_bytes - number * self._piece_bytes)
 
     def spans(self, file: str, number: int) -> tuple[Span, ...]:
-        return (Span(file, number * PIECE_BYTES, self.piece_bytes(number)),)
+        return (Span(file, number * self._piece_bytes, self.piece_bytes(number)),)
 
     def fits(self, number: int, data: Bytes) -> bool:
         return kernels.digest_bytes(data).hex() == self.digests[number]
 
     def deliver(self, number: int, data: Bytes) -> None:
-        start = number * PIECE_BYTES
+        start = number * self._piece_bytes
         self.data[start : start + data.size] = data
 
 
@@ -179,7 +179,7 @@ class WantedUpdate:
         """`size_bytes`, at most `most_update_bytes`, is what sources told."""
         self.version, self._numel = version, numel
         self.givers: set[Source] = set()
-        self._landing = Landing(size_bytes)
+        self._landing = Landing(size_bytes, piece_bytes_of(size_bytes))
         self._head: UpdateHead | None = None
         self._introduced: dict[Source, str] = {}
         self._unlike: set[Source] = set()
