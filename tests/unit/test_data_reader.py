@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.data.corpus import Corpus, tokenize
 from atoll.data.reader import Batch, Reader, held_out_sequences
-from atoll.data.shuffle import shuffled
+from atoll.shuffle import shuffled
 from atoll.data.slots import Slots, static_assignment
 from atoll.data.tokenizer import ByteTokenizer
 from atoll.errors import DataError

@@ -17,7 +17,7 @@ import numpy as np
 from atoll.data.corpus import Indices
 from atoll.data.gathered import Gathered, Store
 from atoll.data.shards import ShardCorpus, Shards
-from atoll.data.shuffle import shuffled
+from atoll.shuffle import shuffled
 from atoll.data.tokenizer import Tokens
 from atoll.errors import ConfigError
 

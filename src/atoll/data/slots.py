@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.data.corpus import Documents, Indices, TokenArray
-from atoll.data.shuffle import shuffled
+from atoll.shuffle import shuffled
 from atoll.errors import DataError
 
 _DOCUMENTS, _EPOCHS = 0, 1  # what a shuffle orders: keeps the two orders independent
