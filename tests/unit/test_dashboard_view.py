@@ -84,6 +84,7 @@ def test_every_event_type_can_be_folded() -> None:
         "tuple[LinkRate, ...]": (LinkRate("a", "b", 1.0),),
         "int | None": None,
         "dict[str, int]": {"peer-0": 8},
+        "SlotReads": {"peer-0": ((3, 0, 0, 1, 0),)},
     }
     for kind in events.event_types().values():
         fields = [fillings[kind.__annotations__[name]] for name in kind.__struct_fields__]

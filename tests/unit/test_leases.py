@@ -69,7 +69,7 @@ def test_any_history_reads_every_slot_from_where_it_stands(seed: int) -> None:
                 dropped = rng.choice(sorted(peers))
                 for read in peers[dropped]:
                     truth[read.slot] = read.end
-                table = leases.drop(table, {dropped: peers[dropped]}, {peer: 3 for peer in peers})
+                table = leases.drop(table, {dropped: peers[dropped]}, dict.fromkeys(peers, 3))
                 peers[dropped] = ()
         check(table)
         assert positions(table) == truth

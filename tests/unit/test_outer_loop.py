@@ -9,7 +9,7 @@ import torch
 from atoll.clock import ManualClock
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round import RoundReport, Work
+from atoll.diloco.round import NoData, RoundReport, Work
 from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.kernels import Floats
 from atoll.state.tensors import ModelTensors
@@ -27,6 +27,7 @@ class Transaction:
         self.deltas: list[Floats] = []
         self.works: list[Work] = []
         self.onlooker = self
+        self.data = NoData()
 
     def stage_if_due(self, state: OuterState) -> None:
         pass

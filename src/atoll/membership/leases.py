@@ -47,8 +47,8 @@ Reads = tuple[Read, ...]
 
 
 class SlotTable(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Positions and leases as of `version`. `stamp` (term, number) rises with every change; `epoch` is the one that slots
-    are leased from, `dealt` how many of its order were leased or passed over."""
+    """Positions and leases as of `version`. `stamp` (term, number) rises with every change; `epoch` is the one that
+    slots are leased from, `dealt` how many of its order were leased or passed over."""
 
     count: int
     seed: int
