@@ -22,7 +22,6 @@ import msgspec
 from atoll.errors import LocalError
 from atoll.values import LinkRate
 
-
 SlotReads = dict[str, tuple[tuple[int, int, int, int, int], ...]]
 """By peer: (slot, epoch, token, epoch, token), from where to where it read."""
 
