@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from atoll.membership import coordinator, member
 from atoll.membership.coordinator_state import CoordinatorState
-from atoll.membership.member import MemberState, Phase
 from atoll.membership.leases import Lease
+from atoll.membership.member import MemberState, Phase
 from atoll.membership.messages import Applied, Declare, Ready, Reduce, SlotsWanted, Verdict, Vote
 from atoll.membership.steps import (
     CoordinatorEvent,

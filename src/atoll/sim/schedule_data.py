@@ -72,11 +72,12 @@ class SlotHistory:
         self._truth = _unread()
         self._ever: dict[tuple[int, int], list[dict[int, Position]]] = {(0, 0): [_unread()]}
         self._table: SlotTable | None = None
-        self._forgotten = self._told_old = False
+        self._forgotten = self._told_old = self._told_forgotten = False
 
     def lost(self) -> None:
         """The journal is; a new coordinator begins with nothing."""
-        self._truth, self._table, self._forgotten = _unread(), None, False
+        self._truth, self._table = _unread(), None
+        self._forgotten = self._told_forgotten = False
 
     def check_step(self, effects: Iterable[Effect], after: CoordinatorState) -> None:
         """The table that the coordinator goes by is the journaled one, and who is gone holds nothing."""
@@ -85,7 +86,7 @@ class SlotHistory:
         for effect in effects:
             match effect:
                 case Emit(event=events.OldPositionsUsed()):
-                    self._told_old = True
+                    self._told_old = self._told_forgotten = True
                 case Journal(record=LeasesChanged() as record):
                     table = leasing.changed(table, record)
                 case Journal(record=VerdictMade(verdict=verdict)):
@@ -115,7 +116,7 @@ class SlotHistory:
             stands in known or self._told_old,
             f"the data of version {record.version} is read on from other positions than its own",
         )
-        self._truth = stands
+        self._truth, self._forgotten = stands, False
         self._remember(record.version, record.round)
         self._take(slots)
 
@@ -154,7 +155,7 @@ class SlotHistory:
     def _forget_if_told(self) -> None:
         """Nobody told the positions of the version that was learned: all is read from the start."""
         if self._forgotten:
-            self._require(self._told_old, "the data is read from its start, and nobody is told")
+            self._require(self._told_forgotten, "the data is read from its start, and nobody is told")
             self._truth, self._forgotten = _unread(), False
 
 
