@@ -37,7 +37,7 @@ def define(draft: Draft, message: Declare) -> None:
     draft.set(slots=SlotTable(count=message.num_slots, seed=seed, version=state.version))
     if state.version:
         draft.set(old_positions=True)
-        _tell_old(draft, 0)
+        _tell_old(draft, state.version, 0)
 
 
 # ---- within a round ------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def adopt(draft: Draft, version: int, told: SlotTable | None) -> SlotTable | Non
         return None
     found = (exact or older or known)[0]
     if not exact:
-        _tell_old(draft, found.version)
+        _tell_old(draft, version, found.version)
     number = max(each.stamp[1] for each in known)
     table = _stamped(draft, replace(found, stamp=(0, number)), version)
     absent = tuple(peer for peer in table.leases if peer not in state.peers)
@@ -232,10 +232,10 @@ def adopt(draft: Draft, version: int, told: SlotTable | None) -> SlotTable | Non
     return table
 
 
-def _tell_old(draft: Draft, version: int) -> None:
+def _tell_old(draft: Draft, version: int, positions_of: int) -> None:
     reason = (
-        f"nobody who is here knows how far the data was read at version {draft.state.version}: it is read on from "
-        f"where version {version} stood"
+        f"nobody who is here knows how far the data was read at version {version}: it is read on from where "
+        f"version {positions_of} stood"
     )
-    draft.emit(events.OldPositionsUsed(version=draft.state.version, positions_of=version, reason=reason))
+    draft.emit(events.OldPositionsUsed(version=version, positions_of=positions_of, reason=reason))
     draft.because(reason)
