@@ -90,7 +90,7 @@ class Turns:
     def __init__(self, config: RunConfig, turns: Connection) -> None:
         slots = cut_slots(load_corpus(config), config)
         self._batches = batches_of(
-            slots, config, "ours", OwnSlots(slots.count, config.run.seed, "ours"), own=True
+            slots, config, "ours", OwnSlots(slots.count, config.run.seed, "ours"), own_data="ours"
         )
         self._batches.begin()
         self._turns, self._cuda = turns, config.local.device.startswith("cuda")

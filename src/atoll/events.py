@@ -245,6 +245,13 @@ class DataRanDry(Event, frozen=True):
     before: int
 
 
+class SameDataRead(Event, frozen=True):
+    """Peers that read each its own data (`data.scope` "own") read the same."""
+
+    peers: tuple[str, ...]
+    reason: str
+
+
 class OldPositionsUsed(Event, frozen=True):
     """The run goes on from a version whose positions in the data are not known, and reads on from those of another."""
 

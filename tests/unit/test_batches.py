@@ -116,7 +116,7 @@ def test_work_is_broken_once_another_one_holds_what_it_read() -> None:
 def test_own_slots_go_on_from_their_state_to_the_bit() -> None:
     slots = text(30, 8)
     own = OwnSlots(slots.count, 3, "a")
-    reader = Batches(slots, SEQ_LEN, ROWS, peer="a", leaser=own, own=True)
+    reader = Batches(slots, SEQ_LEN, ROWS, peer="a", leaser=own, own_data="digest")
     reader.begin()
     assert reader.num_slots == 0
     assert reader.reads() == (), "a round has nothing to say of it"
@@ -126,7 +126,7 @@ def test_own_slots_go_on_from_their_state_to_the_bit() -> None:
     saved = own.state_dict()
     other = OwnSlots(slots.count, 3, "a")
     other.load_state_dict(saved)
-    resumed = Batches(slots, SEQ_LEN, ROWS, peer="a", leaser=other, own=True)
+    resumed = Batches(slots, SEQ_LEN, ROWS, peer="a", leaser=other, own_data="digest")
     resumed.begin()
     for _ in range(20):
         one, two = reader.take(), resumed.take()

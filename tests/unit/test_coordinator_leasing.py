@@ -153,3 +153,13 @@ def test_a_run_that_is_rolled_back_reads_again_what_was_read_since() -> None:
     again.wait(5)
     assert again.state.version == 1
     assert positions(table(again)) == positions(first)
+
+
+def test_peers_that_read_the_same_by_mistake_are_told() -> None:
+    desk = Desk(start_peers=3)
+    for peer, digest in (("a", "x"), ("b", "y")):
+        assert not emitted(declare(desk, peer, num_slots=0, own_data=digest), events.SameDataRead)
+    effects = declare(desk, "c", num_slots=0, own_data="x")
+    (told,) = emitted(effects, events.SameDataRead)
+    assert told.peers == ("a", "c")
+    assert "data.scope is own" in told.reason

@@ -59,7 +59,7 @@ def sentence(source: str, event: events.Event) -> str | None:
             return f"{counted(slots, 'data slot')} of {peer} are free again"
         case events.SlotsRead(round=number, dropped=dropped) if dropped:
             return f"what {', '.join(sorted(dropped))} read in round {number} is dropped, and not read again"
-        case events.OldPositionsUsed(reason=reason):
+        case events.OldPositionsUsed(reason=reason) | events.SameDataRead(reason=reason):
             return reason
         case events.DataRanDry(slots=0):
             return f"{source} holds no data slot, and none is left: it takes no step until the next round"

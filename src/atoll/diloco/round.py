@@ -63,6 +63,8 @@ class Data(Protocol):
 
     num_slots: int
     """0: nothing has to be leased."""
+    own_data: str
+    """The digest of data that this peer reads alone, "" if it does not."""
 
     def reads(self) -> Reads:
         """What was read since the leases were dealt, as of the last step."""
@@ -93,6 +95,7 @@ class NoData:
     """For training whose data is nobody else's concern."""
 
     num_slots = 0
+    own_data = ""
 
     def reads(self) -> Reads:
         return ()

@@ -186,6 +186,7 @@ class Session:
             num_slots=data.num_slots,
             wish=data.wish(0 if schedule.finished(state.step) else schedule.round_at(state.step).inner_steps),
             slots=slots,
+            own_data=data.own_data,
         )
         view = self._member.declare(declared, lambda: exchange.stage_if_due(state))
         if isinstance(view, CatchUp):

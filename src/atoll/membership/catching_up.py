@@ -65,9 +65,16 @@ def begin_declared(draft: Draft, record: PeerRecord, message: Declare, why: str,
     )
     begin(
         draft,
-        replace(record, ranks=message.ranks, step=max(record.step, message.step), wish=message.wish),
+        replace(
+            record,
+            ranks=message.ranks,
+            step=max(record.step, message.step),
+            wish=message.wish,
+            own_data=message.own_data,
+        ),
         held,
     )
+    leasing.compare_own(draft, record.peer, message.own_data)
 
 
 def _replay_is_more(state: CoordinatorState) -> bool:

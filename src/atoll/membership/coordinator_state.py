@@ -67,7 +67,8 @@ class PeerRecord(msgspec.Struct, frozen=True):
     often its bits were not the run's, `served` the version that its sidecar was last woken for, and whether to stage.
     `met_before` if this process was connected to this coordinator before: then it has the term from it.
     What its heartbeats say: `step`, `phase`, and how far it is in its round. `leaving` is why it was asked to leave,
-    "" while it was not; `wish` is how many data slots it wishes to hold.
+    "" while it was not; `wish` is how many data slots it wishes to hold,
+    `own_data` the digest of data that it reads alone.
     """
 
     peer: str
@@ -91,6 +92,7 @@ class PeerRecord(msgspec.Struct, frozen=True):
     round_steps: int = 0
     leaving: str = ""
     wish: int = 0
+    own_data: str = ""
 
 
 class Attempt(msgspec.Struct, frozen=True):

@@ -48,6 +48,7 @@ def declare(draft: Draft, record: PeerRecord, message: Declare) -> None:
             moved_s=draft.now_s,
             ready=message.pending if waits_in_round and newest else None,
             wish=message.wish,
+            own_data=message.own_data,
         )
     )
     draft.because(
@@ -55,6 +56,7 @@ def declare(draft: Draft, record: PeerRecord, message: Declare) -> None:
     )
     _tell_verdicts(draft, record.peer, message)
     leasing.define(draft, message)
+    leasing.compare_own(draft, record.peer, message.own_data)
     leasing.welcome(draft, record.peer, message)
     if newcomer:
         members = ids(draft.state.members())

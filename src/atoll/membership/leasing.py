@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from atoll import events
 from atoll.membership import leases
-from atoll.membership.coordinator_state import Attempt, CoordinatorState, Draft, PeerRecord
+from atoll.membership.coordinator_state import Attempt, CoordinatorState, Draft, PeerRecord, listed
 from atoll.membership.leases import Reads, SlotTable
 from atoll.membership.messages import Declare, Leases, Ready, SlotsWanted, Verdict
 from atoll.membership.steps import LeasesChanged
@@ -38,6 +38,22 @@ def define(draft: Draft, message: Declare) -> None:
     if state.version:
         draft.set(old_positions=True)
         _tell_old(draft, state.version, 0)
+
+
+def compare_own(draft: Draft, peer: str, digest: str) -> None:
+    """Peers that should each read their own data, and read the same: most likely by mistake."""
+    same = [
+        each.peer
+        for each in draft.state.peers.values()
+        if digest and each.own_data == digest and each.peer != peer
+    ]
+    if same:
+        reason = (
+            f"{peer} reads the same data as {listed(same)}, although data.scope is own: if it is one text for all, set "
+            "data.scope = shared, and it is shared out"
+        )
+        draft.emit(events.SameDataRead(peers=tuple(sorted((peer, *same))), reason=reason))
+        draft.because(reason)
 
 
 # ---- within a round ------------------------------------------------------------------------------------------------

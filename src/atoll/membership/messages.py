@@ -80,7 +80,8 @@ class Declare(Message, frozen=True):
     while it takes the outer step of `round`, which is not in `version` yet.
 
     Of its data: the text has `num_slots` (0: it needs no leases), of which it wishes to hold `wish`; `slots` is the
-    table as of `version` as far as it knows, `leases` what it was told that it holds and may have read in.
+    table as of `version` as far as it knows, `leases` what it was told that it holds and may have read in. `own_data`
+    is the digest of data that it reads alone.
     """
 
     layout: tuple[ParameterInfo, ...]
@@ -98,6 +99,7 @@ class Declare(Message, frozen=True):
     wish: int = 0
     slots: SlotTable | None = None
     leases: tuple[Lease, ...] = ()
+    own_data: str = ""
 
 
 class View(Message, frozen=True):

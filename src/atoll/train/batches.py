@@ -51,10 +51,10 @@ class Batches:
         peer: str,
         leaser: Leaser,
         emit: Callable[[Event], None] = lambda event: None,
-        own: bool = False,
+        own_data: str = "",
     ) -> None:
-        """`own`: the data is this peer's alone, and rounds have nothing to say of it."""
-        self.num_slots = 0 if own else slots.count
+        """`own_data`: the data is this peer's alone, this is its digest, and rounds have nothing to say of it."""
+        self.num_slots, self.own_data = 0 if own_data else slots.count, own_data
         self._count = slots.count
         self._reader = Reader(slots, seq_len)
         self._batch_size, self._batch_tokens = batch_size, batch_size * seq_len

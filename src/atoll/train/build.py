@@ -211,7 +211,8 @@ def _batches(session: Session, corpus: Documents, config: RunConfig) -> tuple[Ba
     if config.data.scope == "shared":
         return batches_of(slots, config, session.peer, session, session.events.emit), None
     own = OwnSlots(slots.count, config.run.seed, session.peer)
-    return batches_of(slots, config, session.peer, own, session.events.emit, own=True), own
+    batches = batches_of(slots, config, session.peer, own, session.events.emit, own_data=corpus.digest())
+    return batches, own
 
 
 def batches_of(
@@ -221,10 +222,16 @@ def batches_of(
     leaser: Leaser,
     emit: Callable[[Event], None] = lambda event: None,
     *,
-    own: bool = False,
+    own_data: str = "",
 ) -> Batches:
     return Batches(
-        slots, config.data.seq_len, config.inner.batch_size, peer=peer, leaser=leaser, emit=emit, own=own
+        slots,
+        config.data.seq_len,
+        config.inner.batch_size,
+        peer=peer,
+        leaser=leaser,
+        emit=emit,
+        own_data=own_data,
     )
 
 
