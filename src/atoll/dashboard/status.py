@@ -67,6 +67,10 @@ def _head(status: Status) -> Text:
         text.append(
             f"\n{status.round_s:.1f} s a round, {number_text(status.tokens_per_s)} tokens/s", style="dim"
         )
+    if status.slots is not None:
+        data = status.slots
+        told = f"data: epoch {data.epoch}, {data.leased} of {data.count} slots leased, {data.unread} unread"
+        text.append(f"\n{told}", style="dim")
     if status.stopping:
         text.append(f"\n{status.stopping}: this round is the last", style="bold yellow")
     text.append(f"\n{status.waiting}" if status.waiting else "", style="bold")

@@ -216,6 +216,8 @@ class Attendant:
                 self._desk.lay_catch_up(order)
             case steps.Order(Plan() | Verdict() as order):
                 self._desk.lay_order(order)
+            case steps.TellLeases(slots, answers):
+                self._desk.lay_leases(slots, answers)
             case steps.Resume():
                 self._desk.lay_resume()
             case steps.ServeOthers(version, stage):
