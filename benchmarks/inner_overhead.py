@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
 import random
@@ -44,13 +45,20 @@ from atoll.config.schema import (
     RunConfig,
     RunSection,
 )
-from atoll.data.reader import Reader
-from atoll.data.slots import static_assignment
 from atoll.diloco.joining import open_session
 from atoll.network.addresses import engine_address
 from atoll.state.tensors import ModelTensors
-from atoll.train.batches import Batch, Batches
-from atoll.train.build import build_inner, build_model, cut_slots, load_corpus, lr_schedule, outer_schedule
+from atoll.train.batches import Batch
+from atoll.train.build import (
+    batches_of,
+    build_inner,
+    build_model,
+    cut_slots,
+    load_corpus,
+    lr_schedule,
+    outer_schedule,
+)
+from atoll.train.leases_here import OwnSlots
 from atoll.train.loop import train
 from atoll.train.observer import Observer
 
@@ -72,24 +80,30 @@ class Seconds(NamedTuple):
         return Seconds(time.perf_counter(), time.process_time())
 
 
-class Turns(Iterator[Batch]):
+class TurnsOver(Exception):
+    """Nobody asks for another block."""
+
+
+class Turns:
     """A reader's batches, in blocks: before each it waits for its turn, after each it reports what it took."""
 
     def __init__(self, config: RunConfig, turns: Connection) -> None:
         slots = cut_slots(load_corpus(config), config)
-        reader = Reader(slots, static_assignment(slots, 0, 1), config.data.seq_len)
-        self._batches = Batches(reader, config.inner.batch_size)
+        self._batches = batches_of(
+            slots, config, "ours", OwnSlots(slots.count, config.run.seed, "ours"), own_data="ours"
+        )
+        self._batches.begin()
         self._turns, self._cuda = turns, config.local.device.startswith("cuda")
         self._left, self._began = 0, Seconds(0.0, 0.0)
 
-    def __next__(self) -> Batch:
+    def take(self) -> Batch | None:
         if self._left == 0:
             self._end_block()
             if not self._turns.recv():
-                raise StopIteration
+                raise TurnsOver
             self._left, self._began = BLOCK, Seconds.now()
         self._left -= 1
-        return next(self._batches)
+        return self._batches.take()
 
     def _end_block(self) -> None:
         """Report the block that is over; before the first one, that this worker is up."""
@@ -128,7 +142,7 @@ def ours(config: RunConfig, turns: Connection) -> None:
             log_every=config.local.log_every,
             clock=MonotonicClock(),
         )
-        with contextlib.suppress(StopIteration):  # the turns are over before the run is
+        with contextlib.suppress(TurnsOver):  # the turns are over before the run is
             train(session, inner, Turns(config, turns), outer, observer)
 
 
@@ -140,15 +154,19 @@ def bare(config: RunConfig, turns: Connection) -> None:
     model.train()
     optimizer = build_inner(model, config).optimizer
     schedule = lr_schedule(config.inner, config.run.steps)
-    for step, batch in enumerate(Turns(config, turns)):
-        for group in optimizer.param_groups:
-            group["lr"] = schedule(step)
-        loss = model.loss(batch.inputs.to(device), batch.targets.to(device))
-        loss.backward()
-        clip_grad_norm_(model.parameters(), config.inner.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()
+    batches = Turns(config, turns)
+    with contextlib.suppress(TurnsOver):
+        for step in itertools.count():
+            batch = batches.take()
+            assert batch is not None, "its slots are read once more for ever"
+            for group in optimizer.param_groups:
+                group["lr"] = schedule(step)
+            loss = model.loss(batch.inputs.to(device), batch.targets.to(device))
+            loss.backward()
+            clip_grad_norm_(model.parameters(), config.inner.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            loss.item()
 
 
 WORKERS: dict[str, Callable[[RunConfig, Connection], None]] = {"ours": ours, "bare": bare}

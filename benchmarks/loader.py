@@ -46,13 +46,16 @@ def main() -> None:
         prepare(texts, tokenizer, identity_of("bytes", tokenizer), out)
         corpus = open_shards(str(out), out).corpus()
         slots = cut_slots(corpus, config)
-        reader = Reader(slots, range(slots.count), config.data.seq_len)
+        reader = Reader(slots, config.data.seq_len)
+        reader.hold((slot, 0, 0) for slot in range(slots.count))
         fixed = reader.next_batch(config.inner.batch_size)
         seconds: dict[str, list[float]] = {"fixed": [], "loader": []}
         reading_s = []
         for step in range(2 * asked.steps + 20):
             name = ("fixed", "loader")[step % 2]
             began_s = time.perf_counter()
+            if reader.left < config.inner.batch_size * config.data.seq_len:
+                reader.read_on()
             batch = fixed if name == "fixed" else reader.next_batch(config.inner.batch_size)
             read_s = time.perf_counter() - began_s
             inner.step(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), step)

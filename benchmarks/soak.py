@@ -13,10 +13,10 @@ anything of this does not hold.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -35,6 +35,7 @@ from atoll.events import read_events  # noqa: E402
 from atoll.membership.journal import JournalFile  # noqa: E402
 from atoll.membership.steps import VerdictMade  # noqa: E402
 from soak_faults import CENTERS, NAMES, Chance, Fault  # noqa: E402
+from soak_losses import by_kind, lost_after, noticed_after, pace_in, progress  # noqa: E402
 from support.quadratic_oracle import Commit, Seen, wrong_values  # noqa: E402
 from support.swarm import Swarm, nursery  # noqa: E402
 
@@ -52,6 +53,7 @@ SHORT = {
     "freeze_s": 2.0,
     "coordinator_lost_s": 60.0,
     "quorum_wait_s": 60.0,
+    "progress_timeout_s": 3.0,
     "norm_limit": 1e9,  # the centers are meant to be far apart
 }
 SETTLE_S, END_S = 30.0, 20.0
@@ -157,11 +159,15 @@ class Soak:
     # ---- afterwards --------------------------------------------------------------------------------------
 
     def _report(self, quiet: tuple[float, float], noisy: tuple[float, float]) -> dict[str, Any]:
-        commits_s = self._commit_times()
+        commits_s = self._times("RoundCommitted")
         pace = pace_in(commits_s, *quiet)
         expected = pace * (noisy[1] - noisy[0])
         rounds = progress(commits_s, noisy[1]) - progress(commits_s, noisy[0])
         forks, wrong = self._forks(), self._wrong_values()
+        lost = lost_after(self.faults, commits_s, pace, noisy[1])
+        costly = self._costly(lost, pace)
+        for sentence in costly:
+            self._say(sentence)
         for sentence in [*forks, *wrong, *self.hangs, *self.left_processes]:
             self._say(sentence.splitlines()[0])
         return {
@@ -170,7 +176,9 @@ class Soak:
             "kept": round(rounds / expected, 3),
             "round_s": round(1 / pace, 3),
             "faults": dict(Counter(fault.kind for fault in self.faults)),
-            "rounds_lost": lost_by_kind(self.faults, commits_s, pace, noisy[1]),
+            "rounds_lost": by_kind(lost, statistics.fmean),
+            "rounds_lost_worst": by_kind(lost, max),
+            "costly": len(costly),
             "wrong_sums": len(wrong),
             "forks": len(forks),
             "hangs": len(self.hangs),
@@ -180,11 +188,22 @@ class Soak:
             "seed": self.seed,
         }
 
-    def _commit_times(self) -> list[float]:
-        path = self.folder / self._swarm.run / "coordinator.jsonl"
-        return [
-            line.wall_time_s for _, line, _ in read_events(path) if line.event["type"] == "RoundCommitted"
-        ]
+    def _costly(self, lost: Sequence[tuple[Fault, float]], pace: float) -> list[str]:
+        """Faults that cost more rounds than pass until they are noticed, and one."""
+        listening_s = self._times("CoordinatorListening")
+        found = []
+        for fault, rounds in lost:
+            noticed_s = noticed_after(fault, self.faults, SHORT["heartbeat_s"], DEAD_S, listening_s)
+            if rounds > noticed_s * pace + 1:
+                found.append(
+                    f"{fault.kind} {fault.peer} cost {rounds:.2f} rounds: noticed after {noticed_s:.1f} s"
+                )
+        return found
+
+    def _times(self, kind: str) -> list[float]:
+        """When the coordinator told of it, in Unix seconds."""
+        told = read_events(self.folder / self._swarm.run / "coordinator.jsonl")
+        return [line.wall_time_s for _, line, _ in told if line.event["type"] == kind]
 
     def _forks(self) -> list[str]:
         """Versions with more than one digest, over all that any peer recorded."""
@@ -233,30 +252,6 @@ class Soak:
             for version, weights in told
             if decided.get(version) != weights
         ]
-
-
-def progress(commits_s: Sequence[float], at_s: float) -> float:
-    """Rounds committed by then; between two commits it grows evenly, so that no window gains or loses by its cut."""
-    for number, (before, after) in enumerate(itertools.pairwise(commits_s), 1):
-        if at_s < after:
-            return number + max(0.0, at_s - before) / (after - before)
-    return float(len(commits_s))
-
-
-def pace_in(commits_s: Sequence[float], begin: float, end: float) -> float:
-    """Rounds a second."""
-    return (progress(commits_s, end) - progress(commits_s, begin)) / (end - begin)
-
-
-def lost_by_kind(
-    faults: Sequence[Fault], commits_s: Sequence[float], pace: float, end: float
-) -> dict[str, float]:
-    """Rounds behind the pace from a fault to the next one: the mean of each kind."""
-    lost: dict[str, list[float]] = {}
-    for fault, until in zip(faults, [*(each.at_wall_s for each in faults[1:]), end], strict=True):
-        made = progress(commits_s, until) - progress(commits_s, fault.at_wall_s)
-        lost.setdefault(fault.kind, []).append(pace * (until - fault.at_wall_s) - made)
-    return {kind: round(sum(values) / len(values), 2) for kind, values in lost.items()}
 
 
 def marked_processes() -> list[str]:

@@ -22,6 +22,9 @@ import msgspec
 from atoll.errors import LocalError
 from atoll.values import LinkRate
 
+SlotReads = dict[str, tuple[tuple[int, int, int, int, int], ...]]
+"""By peer: (slot, epoch, token, epoch, token), from where to where it read."""
+
 
 class Event(msgspec.Struct, frozen=True, tag_field="type", tag=True):
     """Base of all events."""
@@ -116,6 +119,13 @@ class InnerStateMissed(Event, frozen=True):
     """It should, and no donor had one that fits: it begins with a fresh one, and its learning rate rises anew."""
 
     reason: str
+
+
+class StartWeightsMissed(Event, frozen=True):
+    """`model.init_from` is not on this machine: the peer, which joins by its line, declares that it holds nothing, and
+    takes the whole state from other peers."""
+
+    path: str
 
 
 class VersionLearned(Event, frozen=True):
@@ -215,6 +225,55 @@ class RoundCommitted(Event, frozen=True):
     contributors: tuple[str, ...]
     weights: tuple[int, ...]
     result_digest: str
+    reason: str
+
+
+class SlotsLeased(Event, frozen=True):
+    """Within a round, data slots were leased to a peer: it holds `slots` now, and held `before`. At a verdict all are
+    shared out anew, without a word."""
+
+    peer: str
+    slots: int
+    before: int
+
+
+class SlotsReturned(Event, frozen=True):
+    """A peer is gone and the data slots that it held are free; what it read and was not committed is read again."""
+
+    peer: str
+    slots: int
+
+
+class SlotsRead(Event, frozen=True):
+    """What a round has read of the text, by peer: (slot, epoch, token, epoch, token), from where to where. `dropped`
+    was read by those whose work does not count; it is not read again."""
+
+    round: int
+    version: int
+    committed: SlotReads
+    dropped: SlotReads
+
+
+class DataRanDry(Event, frozen=True):
+    """What is leased to this peer was read before the round ended, and asking (it held `before` slots, now `slots`) did
+    not bring enough: it reads them once more, in the next epoch; with none it takes no step until the next round."""
+
+    slots: int
+    before: int
+
+
+class SameDataRead(Event, frozen=True):
+    """Peers that read each its own data (`data.scope` "own") read the same."""
+
+    peers: tuple[str, ...]
+    reason: str
+
+
+class OldPositionsUsed(Event, frozen=True):
+    """The run goes on from a version whose positions in the data are not known, and reads on from those of another."""
+
+    version: int
+    positions_of: int
     reason: str
 
 
@@ -340,11 +399,13 @@ class CheckpointUploaded(Event, frozen=True):
 
 
 class CheckpointFetched(Event, frozen=True):
-    """This peer had no checkpoint; it took the run's latest from the remote place, every byte checked."""
+    """This peer had no checkpoint; it took the run's latest from the remote place, every byte checked. `own_version` is
+    that of its own part, which may be older; None: there is none of it."""
 
     version: int
     address: str
     seconds: float
+    own_version: int | None = None
 
 
 class CheckpointSkipped(Event, frozen=True):

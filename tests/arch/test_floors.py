@@ -14,7 +14,9 @@ import atoll
 SOURCE = Path(__file__).parents[2] / "src" / "atoll"
 
 FLOOR = {
-    **dict.fromkeys(("errors", "values", "clock", "events", "log", "signals", "config", "kernels"), 0),
+    **dict.fromkeys(
+        ("errors", "values", "clock", "events", "log", "signals", "config", "kernels", "shuffle"), 0
+    ),
     **dict.fromkeys(("codecs", "state", "membership", "plan", "network", "data"), 1),
     **dict.fromkeys(("comm", "mesh", "recovery", "checkpoint"), 2),
     "diloco": 3,

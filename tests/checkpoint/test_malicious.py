@@ -19,7 +19,8 @@ from atoll.checkpoint.folder import CheckpointFolder
 from atoll.errors import LocalError
 from atoll.state import manifest as manifests
 from atoll.state.manifest import Manifest
-from atoll.state.snapshot import LoadedState, read_manifest, read_snapshot, verify_snapshot, write_snapshot
+from atoll.state.snapshot import LoadedState, read_manifest, read_snapshot, write_snapshot
+from atoll.state.verify import verify_snapshot
 
 SHARD = "shard-00000.safetensors"
 

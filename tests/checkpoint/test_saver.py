@@ -149,7 +149,7 @@ def test_a_killed_writer_costs_its_save_and_the_next_has_another_one(tmp_path: P
 def test_a_writer_that_died_between_saves_is_replaced(tmp_path: Path) -> None:
     with bench(tmp_path) as peer:
         peer.save(1)
-        process = peer.saver._process
+        process = peer.saver._writer._process
         assert process is not None
         process.kill()
         process.wait()

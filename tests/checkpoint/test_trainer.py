@@ -32,7 +32,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(folder: Path, text: Path, address: str) -> RunConfig:
+def config_of(folder: Path, text: Path, address: str, scope: str) -> RunConfig:
     settings = {
         "run.name": "run",
         "run.steps": ROUNDS * INNER_STEPS,
@@ -45,6 +45,7 @@ def config_of(folder: Path, text: Path, address: str) -> RunConfig:
         "data.sources": f'["{text}"]',
         "data.seq_len": 32,
         "data.slots": 8,
+        "data.scope": scope,
         "inner.batch_size": 4,
         "outer.inner_steps": INNER_STEPS,
         "outer.codec": "topk",
@@ -58,7 +59,9 @@ def config_of(folder: Path, text: Path, address: str) -> RunConfig:
     return load(None, [f"{key}={value}" for key, value in settings.items()], {})
 
 
-def run(folder: Path, text: Path, *, stop_at: int | None = None, fresh: bool = False) -> list[Event]:
+def run(
+    folder: Path, text: Path, *, stop_at: int | None = None, fresh: bool = False, scope: str = "shared"
+) -> list[Event]:
     """The events of one peer's part; it is stopped after the step `stop_at`."""
     seen: list[Seen] = []
 
@@ -71,7 +74,8 @@ def run(folder: Path, text: Path, *, stop_at: int | None = None, fresh: bool = F
         folder / "journal", run_settings=None, save_rounds=SAVED_AT, timeouts=QUICK
     ) as coordinator:
         try:
-            run_peer(config_of(folder, text, coordinator.address), token=TOKEN, sinks=[sink], fresh=fresh)
+            config = config_of(folder, text, coordinator.address, scope)
+            run_peer(config, token=TOKEN, sinks=[sink], fresh=fresh)
         except StoppedError:
             assert stop_at is not None
     return [each.event for each in seen]
@@ -85,10 +89,11 @@ def losses(events: list[Event]) -> dict[int, float]:
     return {event.step: event.loss for event in events if isinstance(event, TrainingStep)}
 
 
-def test_a_trainer_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, text: Path) -> None:
-    whole = run(tmp_path / "whole", text)
-    stopped = run(tmp_path / "stopped", text, stop_at=SAVED_AT * INNER_STEPS + 2)
-    resumed = run(tmp_path / "stopped", text)
+@pytest.mark.parametrize("scope", ["shared", "own"])
+def test_a_trainer_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, text: Path, scope: str) -> None:
+    whole = run(tmp_path / "whole", text, scope=scope)
+    stopped = run(tmp_path / "stopped", text, stop_at=SAVED_AT * INNER_STEPS + 2, scope=scope)
+    resumed = run(tmp_path / "stopped", text, scope=scope)
     assert digests(stopped) == {v: d for v, d in digests(whole).items() if v <= SAVED_AT}
     assert digests(resumed) == {v: d for v, d in digests(whole).items() if v > SAVED_AT}
     assert losses(resumed) == {s: loss for s, loss in losses(whole).items() if s > SAVED_AT * INNER_STEPS}

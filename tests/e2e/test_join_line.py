@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
+from atoll.config.load import load
 from atoll.events import read_events
+from atoll.train.build import build_model
 from support.swarm import environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -40,6 +43,9 @@ batch_size = 4
 
 [outer]
 inner_steps = 10
+
+[membership]
+start_peers = {start_peers}
 
 [local]
 out = "{out}"
@@ -101,6 +107,64 @@ def test_the_join_line_is_enough(tmp_path: Path, holder: str) -> None:
     assert {v: of_first[v] for v in both} == {v: of_late[v] for v in both}, "one history"
 
 
+@pytest.mark.parametrize("when", ["before the run begins", "later"])
+def test_a_newcomer_needs_no_start_weights(tmp_path: Path, when: str) -> None:
+    """`model.init_from` names a folder of the first peer's machine; the newcomer takes the state from that peer."""
+    run_toml = write_run(tmp_path, start_peers=2 if when == "before the run begins" else 1)
+    start_weights(run_toml, tmp_path / "base", seed=7)
+    text = run_toml.read_text().replace("[model]", f'[model]\ninit_from = "{tmp_path / "base"}"')
+    run_toml.write_text(text)
+    own = ["--set", f'local.out="{tmp_path}"', "--set", "local.threads=1"]
+    own += ["--set", f'data.sources=["{tmp_path / "text"}"]']
+    processes = []
+    try:
+        out = ["--out", str(tmp_path / "joined")]
+        processes.append(
+            start(tmp_path / "c.log", "coordinator", str(run_toml), "--bind", "127.0.0.1:0", *out)
+        )
+        line = wait_for(tmp_path / "c.log", r"join: atoll (join \S+ --run \S+)").split()
+        first = ["--set", "local.peer=a", "--set", f"local.coordinator={line[1]}"]
+        processes.append(start(tmp_path / "a.log", "train", str(run_toml), *first))
+        wait_until(lambda: told(tmp_path / "joined" / "coordinator.jsonl", "PeerJoined"), "a is a member")
+        if when == "later":
+            wait_until(lambda: versions(tmp_path / "joined" / "a.jsonl"), "a first commit")
+        (tmp_path / "base").rename(tmp_path / "elsewhere")
+        processes.append(start(tmp_path / "b.log", *line, *own, "--set", "local.peer=b"))
+        wait_until(lambda: versions(tmp_path / "joined" / "b.jsonl"), "a commit of the newcomer")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(30)
+    of_first, of_late = (versions(tmp_path / "joined" / f"{peer}.jsonl") for peer in "ab")
+    assert {v: of_first[v] for v in of_late if v in of_first} == of_late, "one history"
+    (missed,) = told(tmp_path / "joined" / "b.jsonl", "StartWeightsMissed")
+    assert missed["path"] == str(tmp_path / "base")
+    (caught_up, *_) = told(tmp_path / "joined" / "b.jsonl", "CaughtUp")
+    assert caught_up["snapshot_version"] is not None
+    assert (caught_up["snapshot_version"] == 0) == (when == "before the run begins")
+
+
+def test_a_newcomer_without_start_weights_does_not_wait_for_ever_where_nobody_has_them(
+    tmp_path: Path,
+) -> None:
+    run_toml = write_run(tmp_path)
+    text = run_toml.read_text().replace("[model]", f'[model]\ninit_from = "{tmp_path / "nowhere"}"')
+    run_toml.write_text(text.replace("[membership]", "[membership]\nrelearn_s = 16"))
+    log = tmp_path / "c.log"
+    coordinator = start(log, "coordinator", str(run_toml), "--bind", "127.0.0.1:0", "--out", str(tmp_path))
+    try:
+        line = wait_for(log, r"join: atoll (join \S+ --run \S+)").split()
+        own = ["--set", f'local.out="{tmp_path}"', "--set", f'data.sources=["{tmp_path / "text"}"]']
+        late = start(tmp_path / "b.log", *line, *own)
+        assert late.wait(100) == 4, (tmp_path / "b.log").read_text()
+    finally:
+        coordinator.kill()
+        coordinator.wait(30)
+    assert "no peer of the run was there to give its state for 8 s" in " ".join(
+        (tmp_path / "b.log").read_text().split()
+    )
+
+
 def test_what_belongs_to_the_run_is_not_the_newcomers_to_set(tmp_path: Path) -> None:
     log = tmp_path / "c.log"
     coordinator = start(
@@ -128,13 +192,25 @@ def test_what_belongs_to_the_run_is_not_the_newcomers_to_set(tmp_path: Path) -> 
     assert "--set inner.lr=0.1: this belongs to the run" in done.stderr
 
 
-def write_run(folder: Path) -> Path:
+def start_weights(run_toml: Path, folder: Path, *, seed: int) -> None:
+    """Weights of the run's model, as another tool would have saved them."""
+    model = build_model(load(run_toml, [f"run.seed={seed}"]))
+    folder.mkdir()
+    save_file({name: each.detach() for name, each in model.named_parameters()}, folder / "model.safetensors")
+
+
+def told(path: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [line.event for _, line, _ in read_events(path)] if path.exists() else []
+    return [event for event in lines if event["type"] == kind]
+
+
+def write_run(folder: Path, start_peers: int = 1) -> Path:
     text = folder / "text"
     text.mkdir()
     for index in range(20):
         (text / f"{index}.txt").write_text(f"document {index} " * 200)
     path = folder / "run.toml"
-    path.write_text(RUN.format(text=text, out=folder, steps=1_000_000))
+    path.write_text(RUN.format(text=text, out=folder, steps=1_000_000, start_peers=start_peers))
     return path
 
 

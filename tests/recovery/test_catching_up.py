@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,9 +19,11 @@ from atoll import kernels
 from atoll.errors import DeadlineExceeded, QuorumLost, Unreachable
 from atoll.recovery.board import MAX_SECOND_TAKES
 from atoll.recovery.donor import Donor
+from atoll.recovery.fetching import Fetcher
 from atoll.recovery.pursuit import UNUSABLE
 from atoll.recovery.targets import Source, Target
 from atoll.recovery.update import PIECE_BYTES
+from atoll.recovery.wanted import Wanted
 from support.asking import serve, stage_and_serve
 from support.donating import commit_to, crew, new_donor, sources_of, staged_shard, target_of
 from support.history import History
@@ -72,6 +74,34 @@ def test_a_newcomer_takes_a_snapshot_and_the_updates_after_it(donors: list[Donor
     assert set(report.bytes_by_source) <= {"p0", "p1", "p2"}
     assert joiner.longest_silence_s() < 0.5 + SLACK_S
     assert "atoll-fetch" not in threads()
+
+
+def test_updates_are_on_their_way_before_the_snapshot_is_whole(
+    donors: list[Donor], history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_to(history, donors, 20)
+    stage_and_serve(history.state, donors)
+    commit_to(history, donors, 2)
+    calls: list[tuple[str, str]] = []
+
+    def noted(name: str) -> Callable[[Fetcher, Wanted], None]:
+        original = getattr(Fetcher, name)
+
+        def call(self: Fetcher, item: Wanted) -> None:
+            calls.append((name, item.name))
+            original(self, item)
+
+        return call
+
+    for name in ("want", "forget"):
+        monkeypatch.setattr(Fetcher, name, noted(name))
+    joiner = Joiner(history, donors)
+    assert joiner.run().updates == 2
+    assert_same(joiner.state, history.state)
+    whole = calls.index(("forget", "the snapshot of version 20"))
+    for update in ("update 21", "update 22"):
+        assert calls.index(("want", update)) < whole
+        assert calls.count(("want", update)) == calls.count(("forget", update)) == 1
 
 
 def test_nothing_is_fetched_that_is_not_needed(tmp_path: Path, history: History) -> None:

@@ -18,6 +18,8 @@ import pytest
 from atoll.errors import LocalError
 from atoll.recovery.donor import Donor
 from atoll.recovery.folder import RAM
+from atoll.recovery.priority import NICENESS
+from atoll.recovery.sidecar.server import FLOOR_BYTES_PER_S, QUIET_BYTES_PER_S
 from atoll.recovery.update import decode_head
 from atoll.state import manifest as manifests
 from support.asking import Asker
@@ -173,6 +175,17 @@ def test_it_yields_to_a_round_and_no_longer(tmp_path: Path, history: History) ->
             assert 0.4 <= seconds < NUMEL * 8 / (4e6 / 20), "it kept to the floor rate after the round"
 
 
+def test_a_short_round_has_the_line_to_itself(donor: Donor, history: History) -> None:
+    stage_at(history.state, [donor])
+    with Asker(donor.port) as asker:
+        asker.held()
+        donor.yield_to_round(True)
+        start_s = time.monotonic()
+        asker.ask("/v1/snapshots/0-1/shard-00000.safetensors", "bytes=0-65535")
+        assert time.monotonic() - start_s >= (65_536 - 30_000) / QUIET_BYTES_PER_S
+        assert QUIET_BYTES_PER_S < FLOOR_BYTES_PER_S / 4
+
+
 def test_another_session_key_counts_from_the_next_request(donor: Donor, history: History) -> None:
     stage_at(history.state, [donor])
     with Asker(donor.port) as before, Asker(donor.port, key=b"n" * 32) as after:
@@ -215,6 +228,22 @@ def test_a_peer_that_nobody_asks_pays_for_nothing_but_a_socket(donor: Donor) -> 
     donor.set_session_key(b"n" * 32)
     assert donor.pid is None
     assert donor.folder is None
+
+
+def test_it_is_up_unasked_when_its_peer_has_been_in_the_run_for_a_while(
+    donor: Donor, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_to(history, [donor])
+    assert donor.pid is None
+    monkeypatch.setattr("atoll.recovery.donor._EARLY_S", 0.0)
+    commit_to(history, [donor])
+    assert donor.pid is not None
+
+
+def test_it_goes_last_where_processors_are_short(serving: Donor) -> None:
+    assert serving.pid is not None
+    niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    assert os.getpriority(os.PRIO_PROCESS, serving.pid) == niceness
 
 
 def test_closing_ends_the_sidecar_and_removes_the_folder(tmp_path: Path, history: History) -> None:

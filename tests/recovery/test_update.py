@@ -11,7 +11,7 @@ import pytest
 from atoll import kernels
 from atoll.diloco.outer import OuterState
 from atoll.diloco.schedule import RoundShape
-from atoll.recovery.update import PIECE_BYTES, Update, decode_head, head_of, replay
+from atoll.recovery.update import PIECE_BYTES, Update, decode_head, head_of, piece_bytes_of, replay
 from atoll.values import CODECS
 from support.history import History
 from support.states import assert_same, copy_of
@@ -75,7 +75,8 @@ def test_a_head_tells_the_digest_of_every_piece() -> None:
     update, data = history.commit()
     head = head_of(update, data)
     assert len(head.pieces) == 2
-    assert head.pieces[1] == kernels.digest_bytes(data[PIECE_BYTES:]).hex()
+    step = piece_bytes_of(data.size)
+    assert head.pieces[1] == kernels.digest_bytes(data[step : 2 * step]).hex()
     assert decode_head(msgspec.json.encode(head)) == head
 
 
@@ -100,3 +101,9 @@ def test_a_head_that_contradicts_itself_is_refused(change: Callable[[Update], Up
 def test_what_is_no_head_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="it is no update"):
         decode_head(data)
+
+
+def test_small_updates_are_cut_finer_and_large_ones_as_snapshots_are() -> None:
+    sizes = (1, 300_000, 5_000_000, 16 * PIECE_BYTES, 10**12)
+    counts = [-(-size // piece_bytes_of(size)) for size in sizes]
+    assert counts == [1, 2, 16, 16, -(-(10**12) // PIECE_BYTES)]

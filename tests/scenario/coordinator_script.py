@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from atoll.membership import coordinator
+from atoll.membership.leases import Lease, Position, Read
 from atoll.membership.messages import (
     Applied,
     CaughtUp,
@@ -16,6 +17,7 @@ from atoll.membership.messages import (
     Leave,
     PeerMessage,
     Ready,
+    SlotsWanted,
     SnapshotWanted,
     Vote,
 )
@@ -112,12 +114,19 @@ class CoordinatorScript:
             term=int(options.get("term", 0)),
             version_term=int(options.get("version_term", 0)),
             applying="applying" in options,
+            num_slots=int(options.get("slots", 0)),
+            wish=int(options.get("wish", 0)),
+            leases=_leases(options.get("claims", "")),
         )
         return self._said(names, message)
 
     def do_ready(self, names: list[str], options: dict[str, str]) -> list[str]:
         assert self._state is not None
         return self._said(names, _ready(options, int(options.get("round", self._state.round.number))))
+
+    def do_wants(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """`wants a more=2`: it runs dry before the round ends."""
+        return self._said(names, SlotsWanted(int(options.get("number", 1)), int(options["more"])))
 
     def do_vote(self, names: list[str], options: dict[str, str]) -> list[str]:
         """`vote a b yes=RESULT` or `vote a no=WHY broken=a>b`, on the attempt under way or `attempt=N`."""
@@ -229,7 +238,29 @@ def _ready(options: dict[str, str], number: int) -> Ready:
         steps=int(options.get("steps", 10)),
         norm=norm,
         finite=norm == norm,
+        reads=_reads(options.get("reads", "")),
+        wish=int(options.get("wish", 0)),
     )
+
+
+def _leases(text: str) -> tuple[Lease, ...]:
+    """`5,6`: slots from their start, in the first epoch."""
+    return tuple(Lease(int(slot)) for slot in text.split(",") if slot)
+
+
+def _reads(text: str) -> tuple[Read, ...]:
+    """`5:0.0-0.7,6:0.0-1.0`: slot, from epoch.token to epoch.token."""
+    found = []
+    for each in text.split(",") if text else ():
+        slot, _, span = each.partition(":")
+        start, end = (_position(place) for place in span.split("-"))
+        found.append(Read(int(slot), start, end))
+    return tuple(found)
+
+
+def _position(text: str) -> Position:
+    epoch, token = text.split(".")
+    return int(epoch), int(token)
 
 
 def _told(effect: Effect) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.membership import member
+from atoll.membership.leases import Lease, SlotTable
 from atoll.membership.messages import (
     Abort,
     Applied,
@@ -16,12 +17,14 @@ from atoll.membership.messages import (
     Ended,
     Freeze,
     HeartbeatAck,
+    Leases,
     Leave,
     PeerMessage,
     Ready,
     Reduce,
     Refused,
     Serve,
+    SlotsWanted,
     SnapshotWanted,
     Verdict,
     View,
@@ -43,6 +46,7 @@ from atoll.membership.steps import (
     Send,
     ServeOthers,
     Step,
+    TellLeases,
     Tick,
     TrainerSaid,
 )
@@ -109,6 +113,10 @@ class MemberScript:
     def do_snapshot(self, names: list[str], options: dict[str, str]) -> list[str]:
         return self._say(SnapshotWanted(self._state.version))
 
+    def do_wants(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """`wants NUMBER`."""
+        return self._say(SlotsWanted(int(names[0]), 2))
+
     def do_leave(self, names: list[str], options: dict[str, str]) -> list[str]:
         return self._say(Leave("goodbye", done=True))
 
@@ -153,6 +161,7 @@ class MemberScript:
             left_out={},
             reason=f"the round is {outcome}",
             ends="ends" in rest,
+            slots=_table(options, version),
         )
         return self._hear(verdict)
 
@@ -167,6 +176,12 @@ class MemberScript:
 
     def do_serve(self, names: list[str], options: dict[str, str]) -> list[str]:
         return self._hear(Serve(int(names[0]), "stage" in names))
+
+    def do_leases(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """`leases holds=1,2 stamp=3`, `answers=N`."""
+        table = _table(options, int(options.get("version", self._state.version)))
+        assert table is not None
+        return self._hear(Leases(table, int(options.get("answers", 0))))
 
     def do_ended(self, names: list[str], options: dict[str, str]) -> list[str]:
         return self._hear(Ended(names[0], "the run goes on without a"))
@@ -193,6 +208,15 @@ class MemberScript:
         return [f"-> {step.reason}", *map(_told, step.effects)]
 
 
+def _table(options: dict[str, str], version: int) -> SlotTable | None:
+    """What "a" holds: `holds=1,2 stamp=3`."""
+    if "holds" not in options:
+        return None
+    held = tuple(Lease(int(slot)) for slot in options["holds"].split(",") if slot)
+    stamp = (1, int(options.get("stamp", 1)))
+    return SlotTable(count=9, seed=0, stamp=stamp, version=version, leases={"a": held})
+
+
 def _op(text: str) -> OpId:
     term, number, attempt = map(int, text.split("/"))
     return OpId(term=term, round=number, attempt=attempt)
@@ -208,6 +232,9 @@ def _told(effect: Effect) -> str:
             return f"order: obey {describe_message(verdict)}"
         case Order(order=CatchUp() as order):
             return f"order: {describe_message(order)}"
+        case TellLeases(slots=slots, answers=answers):
+            held = " ".join(str(lease.slot) for lease in slots.held("a"))
+            return f"trainer: it holds the data slots {held}" + f", as it wished ({answers})" * bool(answers)
         case Resume():
             return "trainer: it is a member"
         case ServeOthers(version=version, stage=stage):

@@ -48,6 +48,7 @@ class Desk:
         self.settings = CoordinatorSettings(run="r", timeouts=waits, **settings)
         self.layout = LAYOUT
         self.run_settings = SETTINGS
+        self.slots, self.wish = 0, 0
         self.now_s = 50.0
         self.journal = list(records)
         self.state: CoordinatorState
@@ -78,9 +79,18 @@ class Desk:
         effects: tuple[Effect, ...] = ()
         for peer in peers:
             self.hear(PeerArrived(peer, incarnation, "host"))
-            effects = self.said(
-                peer, Declare(self.layout, self.run_settings, ranks, 0, 0, digest, 0), incarnation
+            declared = Declare(
+                self.layout,
+                self.run_settings,
+                ranks,
+                0,
+                0,
+                digest,
+                0,
+                num_slots=self.slots,
+                wish=self.wish,
             )
+            effects = self.said(peer, declared, incarnation)
         return effects
 
     def ready(

@@ -73,11 +73,14 @@ class Swarm:
         start_peers: int,
         run: str = "quadratic",
         save_rounds: int = 0,
+        progress_timeout_s: float | None = None,
         **membership: Any,
     ) -> None:
-        """`save_rounds`: every so many versions are checkpoints, for peers with --checkpoints; 0: none are."""
+        """`save_rounds`: every so many versions are checkpoints, for peers with --checkpoints; 0: none are. Without
+        `progress_timeout_s` the default holds."""
         self.folder, self.run = folder, run
         self.save_rounds = save_rounds
+        self.progress_timeout_s = progress_timeout_s
         self.peers: dict[str, Peer] = {}
         self._read: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         relearn_s = max(30.0, membership.get("dead_s", 0.0))
@@ -120,6 +123,8 @@ class Swarm:
         """Start its process, and do not wait until it listens."""
         saves = [f"--set=checkpoint.every_rounds={self.save_rounds}", "--set=checkpoint.every_s=0"]
         sets = [f"--set=membership.{name}={json.dumps(value)}" for name, value in self.settings.items()]
+        if self.progress_timeout_s is not None:
+            sets.append(f"--set=net.progress_timeout_s={self.progress_timeout_s:g}")
         command = [sys.executable, "-m", "atoll", "coordinator", "--run", self.run, "--bind", self.address]
         command += [
             "--journal",
@@ -169,7 +174,9 @@ class Swarm:
 
     def status(self) -> Status:
         """How the run stands, asked as `atoll status` does, without a process for it."""
-        return ask_status(self.address, TOKEN.encode())
+        found = ask_status(self.address, TOKEN.encode())
+        assert isinstance(found, Status)
+        return found
 
     def quadratic(self, name: str, center: float, *arguments: object) -> Peer:
         """Start a peer of the quadratic. Further arguments are those of quadratic_peer.py."""

@@ -31,6 +31,10 @@ KEYS = {
     "bytes_data_parallel",
     "compute_utilisation",
     "digests_equal",
+    "saves_done",
+    "saves_skipped",
+    "saves_failed",
+    "saved_version",
     "run_dir",
 }
 

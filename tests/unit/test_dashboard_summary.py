@@ -10,7 +10,16 @@ import pytest
 
 from atoll import events
 from atoll.cli.demo_report import json_report, text_report
-from atoll.dashboard.summary import compute_utilisation, data_parallel_bytes, digests_equal, losses, summarise
+from atoll.dashboard.summary import (
+    Saves,
+    compute_utilisation,
+    data_parallel_bytes,
+    digests_equal,
+    losses,
+    saves,
+    saves_text,
+    summarise,
+)
 from atoll.dashboard.view import Seen
 from support.made_up_run import BEGAN_S, applied, loss_at, made_up_run
 
@@ -25,6 +34,10 @@ KEYS = {
     "bytes_data_parallel",
     "compute_utilisation",
     "digests_equal",
+    "saves_done",
+    "saves_skipped",
+    "saves_failed",
+    "saved_version",
     "run_dir",
 }
 
@@ -68,6 +81,36 @@ def test_a_kill_explains_the_loss_that_follows() -> None:
     assert killed.after_s == pytest.approx(33.25)
     unexplained = [each for each in made_up_run() if not isinstance(each.event, events.PeerKilled)]
     assert [loss.reason for loss in losses(unexplained)] == ["no heartbeat for 3.0 s"]
+
+
+def test_saves_are_counted_over_all_peers() -> None:
+    def saved(version: int) -> events.CheckpointSaved:
+        return events.CheckpointSaved(
+            version=version,
+            path="x",
+            shared_bytes=1,
+            own_bytes=1,
+            still_s=0.1,
+            write_s=1,
+            verify_s=1,
+            removed=(),
+        )
+
+    told: list[tuple[str, events.Event]] = [
+        ("a", saved(3)),
+        ("b", saved(3)),
+        ("a", events.CheckpointSkipped(version=6, reason="version 3 is still being written")),
+        ("b", events.CheckpointFailed(version=6, reason="no space left on device", number=1)),
+        ("a", saved(9)),
+        ("a", events.CheckpointsCounted(saved=2, skipped=1, failed=0, newest=9)),
+    ]
+    found = saves(Seen(BEGAN_S, source, event) for source, event in told)
+    assert found == Saves(done=3, skipped=1, failed=1, newest=9)
+    assert saves_text(found) == "3 done, 1 skipped, 1 failed; the newest is version 9"
+    assert saves_text(saves([])) == ""
+    seen = [*made_up_run(), *(Seen(BEGAN_S, source, event) for source, event in told)]
+    assert json_report(summarise(seen, PARAMETERS), Path("x"))["saved_version"] == 9
+    assert "3 done, 1 skipped, 1 failed" in text_report(summarise(seen, PARAMETERS), Path("x"), "")
 
 
 def test_nothing_happened() -> None:

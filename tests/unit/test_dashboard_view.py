@@ -85,6 +85,7 @@ def test_every_event_type_can_be_folded() -> None:
         "int | None": None,
         "dict[str, int]": {"peer-0": 8},
         "dict[str, str]": {"peer-0": "why"},
+        "SlotReads": {"peer-0": ((3, 0, 0, 1, 0),)},
     }
     for kind in events.event_types().values():
         fields = [fillings[kind.__annotations__[name]] for name in kind.__struct_fields__]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from atoll.data.corpus import Corpus, tokenize
 from atoll.data.reader import Batch, Reader, held_out_sequences
-from atoll.data.shuffle import shuffled
-from atoll.data.slots import Slots, static_assignment
+from atoll.data.slots import Slots
 from atoll.data.tokenizer import ByteTokenizer
 from atoll.errors import DataError
+from atoll.shuffle import shuffled
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 counts = st.integers(1, 12)
@@ -29,19 +29,21 @@ def numbered(lengths: Sequence[int]) -> Corpus:
     return Corpus(tokens=np.arange(starts[-1], dtype=np.uint32), starts=starts)
 
 
-def readers(slots: Slots, num_peers: int, seq_len: int, max_epochs: int | None = None) -> list[Reader]:
-    num_peers = min(num_peers, slots.count)
-    return [
-        Reader(slots, static_assignment(slots, i, num_peers), seq_len, max_epochs=max_epochs)
-        for i in range(num_peers)
-    ]
+def reader_of(slots: Slots, held: Sequence[int], seq_len: int, epoch: int = 0) -> Reader:
+    """A reader that holds these slots from the start of an epoch."""
+    reader = Reader(slots, seq_len)
+    reader.hold((slot, epoch, 0) for slot in held)
+    return reader
 
 
-def drain(reader: Reader, batch_size: int) -> list[Batch]:
-    batches = []
-    while not reader.exhausted:
-        batches.append(reader.next_batch(batch_size))
-    return batches
+def batches(reader: Reader, rows: int, seq_len: int, count: int) -> list[Batch]:
+    """So many batches; what is held is read once more whenever it is read."""
+    found = []
+    for _ in range(count):
+        while reader.left < rows * seq_len:
+            reader.read_on()
+        found.append(reader.next_batch(rows))
+    return found
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -49,75 +51,82 @@ def same(a: Batch, b: Batch) -> bool:
 
 
 @settings(deadline=None)
-@given(lengths, counts, counts, counts, counts, st.integers(1, 3), seeds)
-def test_every_token_is_a_target_once_an_epoch(
-    lengths: list[int], num_slots: int, peers: int, seq_len: int, batch_size: int, epochs: int, seed: int
+@given(lengths, counts, counts, counts, counts, st.integers(1, 12), seeds)
+def test_positions_say_how_often_each_token_was_a_target(
+    lengths: list[int], num_slots: int, peers: int, seq_len: int, rows: int, steps: int, seed: int
 ) -> None:
     slots = Slots.cut(numbered(lengths), num_slots, seed)
     before = dict(zip(slots.tokens[1:].tolist(), slots.tokens[:-1].tolist(), strict=True))
     read: Counter[int] = Counter()
-    for reader in readers(slots, peers, seq_len, epochs):
-        for batch in drain(reader, batch_size):
+    expected: Counter[int] = Counter()
+    for peer in range(min(peers, slots.count)):
+        reader = reader_of(slots, range(peer, slots.count, peers), seq_len)
+        for batch in batches(reader, rows, seq_len, steps):
+            assert batch.inputs.shape == batch.targets.shape == (rows, seq_len)
             targets = batch.targets.ravel().tolist()
             assert batch.inputs.ravel().tolist() == [before[token] for token in targets]
             assert batch.tokens == len(targets)
             read.update(targets)
-    assert read == Counter(dict.fromkeys(before, epochs))
+        for slot, start, (epoch, at) in reader.reads():
+            assert start == (0, 0)
+            first, end = slots.starts[slot : slot + 2].tolist()
+            tokens = slots.tokens[first:end].tolist()
+            expected.update({token: epoch + (place < at) for place, token in enumerate(tokens)})
+    assert +read == +expected
 
 
 @settings(deadline=None)
-@given(lengths, counts, counts, counts, seeds)
-def test_an_endless_reader_reads_evenly(
-    lengths: list[int], num_slots: int, seq_len: int, batch_size: int, seed: int
+@given(lengths, counts, counts, counts, st.integers(1, 20), seeds)
+def test_a_reader_that_is_told_positions_reads_on_to_the_bit(
+    lengths: list[int], num_slots: int, seq_len: int, rows: int, steps: int, seed: int
 ) -> None:
     slots = Slots.cut(numbered(lengths), num_slots, seed)
-    (reader,) = readers(slots, 1, seq_len)
-    read = Counter(dict.fromkeys(slots.tokens[1:].tolist(), 0))
-    for _ in range(20):
-        batch = reader.next_batch(batch_size)
-        assert batch.inputs.shape == batch.targets.shape == (batch_size, seq_len)
-        read.update(batch.targets.ravel().tolist())
-        assert set(read.values()) <= {reader.epoch, reader.epoch + 1}
-        half_read = [slot for slot, position in reader.positions() if position % np.diff(slots.starts)[slot]]
-        assert len(half_read) <= batch_size
+    reader = reader_of(slots, range(slots.count), seq_len)
+    batches(reader, rows, seq_len, steps)
+    ends = {slot: end for slot, _, end in reader.reads()}
+    held = [(slot, *ends.get(slot, (0, 0))) for slot in range(slots.count)]
+    one, other = Reader(slots, seq_len), Reader(slots, seq_len)
+    one.hold(held)
+    reader.hold(held)
+    other.hold([])
+    other.hold_more(held)
+    assert one.reads() == reader.reads() == other.reads() == ()
+    for each in zip(*(batches(r, rows, seq_len, 10) for r in (one, reader, other)), strict=True):
+        assert same(each[0], each[1])
+        assert same(each[0], each[2])
 
 
-@settings(deadline=None)
-@given(lengths, counts, counts, counts, counts, st.integers(0, 30), seeds)
-def test_seek_gives_the_same_batches_to_the_bit(
-    lengths: list[int], num_slots: int, peers: int, seq_len: int, batch_size: int, steps: int, seed: int
-) -> None:
-    slots = Slots.cut(numbered(lengths), num_slots, seed)
-    running = readers(slots, peers, seq_len)
-    for reader in running:
-        for _ in range(steps):
-            reader.next_batch(batch_size)
-    everyone = [pair for reader in running for pair in reader.positions()]
-    for reader, resumed in zip(running, readers(slots, peers, seq_len), strict=True):
-        here = reader.positions()
-        resumed.seek(everyone)
-        assert resumed.positions() == here
-        ahead = [reader.next_batch(batch_size) for _ in range(10)]
-        assert all(same(batch, resumed.next_batch(batch_size)) for batch in ahead)
-        reader.seek(here)
-        assert all(same(batch, reader.next_batch(batch_size)) for batch in ahead)
+def test_within_a_round_more_is_held_and_reading_goes_on() -> None:
+    slots = Slots.cut(numbered([9] * 6), 6, seed=1)  # ten tokens each
+    reader = reader_of(slots, [0, 1], 5)
+    reader.next_batch(2)
+    reader.hold_more([(0, 0, 0), (1, 0, 0), (4, 3, 2)])
+    assert reader.reads() == ((0, (0, 0), (0, 5)), (1, (0, 0), (0, 5)))
+    assert (reader.left, reader.num_held) == (5 + 5 + 8, 3)
+    reader.hold_more([(1, 0, 0)])
+    assert reader.reads() == ((1, (0, 0), (0, 5)),)
+    reader.hold_more([(1, 0, 5)])
+    assert reader.reads() == ()
+    assert reader.left == 5
 
 
-def test_seek_to_nothing_is_the_start_and_negative_positions_are_refused() -> None:
-    (reader,) = readers(Slots.cut(numbered([5] * 20), 4, seed=1), 1, 8)
-    first = reader.next_batch(2)
-    reader.seek(())
-    assert same(first, reader.next_batch(2))
-    with pytest.raises(ValueError, match="must not be negative"):
-        reader.seek([(0, -1)])
+def test_what_is_furthest_behind_is_read_once_more() -> None:
+    slots = Slots.cut(numbered([9] * 2), 2, seed=1)
+    reader = Reader(slots, 5)
+    reader.hold([(0, 0, 0), (1, 1, 0)])
+    reader.next_batch(4)
+    assert reader.left == 0
+    reader.read_on()
+    assert reader.left == 10
+    reader.next_batch(2)
+    assert {slot: end for slot, _, end in reader.reads()} == {0: (2, 0), 1: (2, 0)}
 
 
-def test_positions_count_only_what_was_handed_out() -> None:
-    (reader,) = readers(Slots.cut(numbered([9] * 6), 6, seed=1), 1, 4)
-    assert reader.positions() == ()
-    for step in range(1, 40):
-        reader.next_batch(2)
-        assert sum(at for _, at in reader.positions()) == step * 8
+@pytest.mark.parametrize("held", [(0, 0, 10), (0, -1, 0), (0, 0, -1)])
+def test_positions_that_no_slot_has_are_refused(held: tuple[int, int, int]) -> None:
+    reader = Reader(Slots.cut(numbered([9] * 2), 2, seed=1), 5)
+    with pytest.raises(ValueError, match="slot 0 of 10 tokens has no position"):
+        reader.hold([held])
 
 
 @settings(deadline=None)
@@ -153,15 +162,11 @@ def test_slots_are_balanced() -> None:
     assert skewed.count == 50
 
 
-def test_order_depends_on_the_seed_and_the_epoch_alone() -> None:
+def test_the_cuts_depend_on_the_seed_alone() -> None:
     corpus = numbered([5] * 100)
     one, again, other = (Slots.cut(corpus, 16, seed) for seed in (1, 1, 2))
     assert np.array_equal(one.tokens, again.tokens)
-    assert one.order(3) == again.order(3)
     assert not np.array_equal(one.tokens, other.tokens)
-    orders = {tuple(one.order(epoch)) for epoch in range(10)} | {tuple(other.order(0))}
-    assert len(orders) == 11
-    assert all(sorted(order) == list(range(16)) for order in orders)
 
 
 def test_the_shuffle_is_splitmix64() -> None:
@@ -181,7 +186,7 @@ def test_the_shuffle_is_splitmix64() -> None:
 
 def test_rows_of_a_batch_come_from_different_slots() -> None:
     slots = Slots.cut(numbered([500] * 64), 64, seed=5)
-    (reader,) = readers(slots, 1, 16)
+    reader = reader_of(slots, range(64), 16)
     for _ in range(10):
         batch = reader.next_batch(8)
         first = [int(np.flatnonzero(slots.tokens == token)[0]) for token in batch.targets[:, 0]]
@@ -193,25 +198,15 @@ def test_three_documents_for_two_peers() -> None:
     train, held_out = corpus.split(0.05)
     slots = Slots.cut(train, 64, seed=0)
     assert (slots.count, held_out.num_documents) == (2, 1)
-    for reader in readers(slots, 2, 32):
-        batch = reader.next_batch(4)
+    for slot in range(2):
+        (batch,) = batches(reader_of(slots, [slot], 32), 4, 32, 1)
         assert (batch.tokens, batch.inputs.dtype) == (128, np.int64)
-    with pytest.raises(DataError, match=r"3 peers cannot share 2 data slots.*at most 2 peers"):
-        static_assignment(slots, 0, 3)
 
 
-def test_peers_of_a_run_share_all_slots_and_none_twice() -> None:
-    slots = Slots.cut(numbered([3] * 50), 10, seed=0)
-    for num_peers in range(1, 11):
-        held = [slot for i in range(num_peers) for slot in static_assignment(slots, i, num_peers)]
-        assert sorted(held) == list(range(10))
-
-
-def test_a_peer_without_slots_is_exhausted_not_zero() -> None:
-    reader = Reader(Slots.cut(numbered([3] * 4), 2, seed=0), (), 8)
-    assert reader.exhausted
-    assert reader.positions() == ()
-    with pytest.raises(DataError, match="no data is left: this peer holds 0 slots with 0 tokens"):
+def test_a_reader_that_holds_nothing_has_nothing_left() -> None:
+    reader = Reader(Slots.cut(numbered([3] * 4), 2, seed=0), 8)
+    assert (reader.left, reader.num_held, reader.reads()) == (0, 0, ())
+    with pytest.raises(DataError, match="a batch needs 16 tokens, 0 are left in 0 data slots"):
         reader.next_batch(2)
 
 

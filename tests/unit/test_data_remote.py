@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll.data.origins import origin_of
 from atoll.data.preparing import identity_of, prepare
 from atoll.data.remote_shards import RemoteFolder
 from atoll.data.shards import Shards
@@ -80,7 +81,7 @@ def origin(tmp_path: Path) -> Iterator[Origin]:
 
 def opened(origin: Origin, tmp_path: Path, **settings: object) -> Shards:
     given = {"pause_s": 0.001, "deadline_s": 20.0, **settings}
-    return Shards(RemoteFolder(origin.address, tmp_path / "cache", **given))  # type: ignore[arg-type]
+    return Shards(RemoteFolder(origin.address, origin_of(origin.address), tmp_path / "cache", **given))  # type: ignore[arg-type]
 
 
 def whole(origin: Origin) -> bytes:

@@ -22,6 +22,7 @@ from atoll.events import (
     ModelSaved,
     PeerKilled,
     RunEnded,
+    StartWeightsMissed,
     read_events,
 )
 
@@ -94,6 +95,7 @@ def test_a_folder_that_is_none_names_the_file(tmp_path: Path) -> None:
         FaultPlayed("join", "chaos-1"),
         InnerStateTaken(donor="aarau", version=7, size_bytes=1 << 33),
         InnerStateMissed(reason="no donor staged one with the snapshot"),
+        StartWeightsMissed(path="/models/base"),
     ],
     ids=str,
 )
@@ -107,7 +109,9 @@ def test_what_is_written_is_read_and_told_in_a_sentence(tmp_path: Path, event: E
     told = sentence("me", event)
     assert told is not None
     assert (
-        str(next(iter(line.event[name] for name in ("peer", "donor", "reason") if name in line.event)))
+        str(
+            next(iter(line.event[name] for name in ("peer", "donor", "reason", "path") if name in line.event))
+        )
         in told
     )
 

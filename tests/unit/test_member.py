@@ -64,6 +64,15 @@ def test_ready_on_another_version_is_a_fault_of_ours() -> None:
         member.step(started(), TrainerSaid(msgspec.structs.replace(READY, version=3)), 0.2)
 
 
+def test_steps_told_for_another_round_are_not_sent() -> None:
+    """Found by schedule 1683: a round was skipped and nobody who heard it is left; all count from the one before."""
+    told = msgspec.structs.replace(READY, round=1, round_steps=5)
+    assert member.step(started(), TrainerSaid(told), 0.2).state.pending == told
+    stale = msgspec.structs.replace(READY, round=0, round_steps=5)
+    pending = member.step(started(), TrainerSaid(stale), 0.2).state.pending
+    assert pending == msgspec.structs.replace(stale, round=1, round_steps=0)
+
+
 def test_nothing_is_applied_without_a_verdict() -> None:
     with pytest.raises(AssertionError, match="nothing to apply"):
         member.step(started(), TrainerSaid(Applied(1, "d1")), 0.2)

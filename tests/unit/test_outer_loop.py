@@ -9,7 +9,7 @@ import torch
 from atoll.clock import ManualClock
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round import RoundReport, Work
+from atoll.diloco.round import NoData, RoundReport, Work
 from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.kernels import Floats
 from atoll.state.tensors import ModelTensors
@@ -27,6 +27,7 @@ class Transaction:
         self.deltas: list[Floats] = []
         self.works: list[Work] = []
         self.onlooker = self
+        self.data = NoData()
 
     def stage_if_due(self, state: OuterState) -> None:
         pass
@@ -100,6 +101,36 @@ def test_a_snapshot_of_the_same_version_leaves_nothing_to_carry() -> None:
     two_steps(model, loop)
     assert model.w.tolist() == (START + MOVED).tolist()
     assert loop.work.steps == 0
+
+
+class Told(NoData):
+    """What a round's end says to the data."""
+
+    def __init__(self, unbroken: bool) -> None:
+        self.calls: list[str] = []
+        self._unbroken = unbroken
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+
+    def settle(self) -> None:
+        self.calls.append("settle")
+
+    def go_on(self) -> None:
+        self.calls.append("go on")
+
+    def is_unbroken(self) -> bool:
+        return self._unbroken
+
+
+@pytest.mark.parametrize("unbroken", [True, False])
+def test_work_is_carried_only_while_what_it_read_is_leased(unbroken: bool) -> None:
+    model, transaction = model_at(START), Transaction()
+    transaction.data = Told(unbroken)
+    loop = loop_of(model, transaction, carry=True)
+    two_steps(model, loop)
+    assert transaction.data.calls == ["go on" if unbroken else "begin"]
+    assert loop.work.steps == (2 if unbroken else 0)
 
 
 def test_left_behind_in_its_inner_loop_it_notices_at_the_next_step() -> None:

@@ -129,7 +129,7 @@ def test_one_that_falls_silent_is_tried_last(journal: Path) -> None:
 
 def wait_until_first(member: Member, address: str, within_s: float) -> None:
     deadline_s = time.monotonic() + within_s
-    while member._attendant._addresses[0] != address:
+    while member._attendant._search._addresses[0] != address:
         assert time.monotonic() < deadline_s, f"{address} did not come first within {within_s} s"
         time.sleep(0.005)
 

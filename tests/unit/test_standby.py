@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import json
 import time
 import urllib.error
 import urllib.request
@@ -11,15 +13,20 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console, RenderableType
 
-from atoll import events
-from atoll.errors import LocalError, Unreachable
+from atoll import __version__, events
+from atoll.cli.status import json_line
+from atoll.dashboard.status import render
+from atoll.errors import LocalError, Refused, Unreachable
 from atoll.membership.etcd_journal import EtcdJournal
 from atoll.membership.etcd_place import EtcdPlace
 from atoll.membership.journal import LeadLost
+from atoll.membership.operator import StandingBy, Status, StopRun
+from atoll.membership.operator_link import ask_status, give_order
 from atoll.membership.steps import JournalRecord, PlanMade
 from support.etcd import EtcdProcess, free_ports
-from support.fake_peer import QUICK, CoordinatorThread, FakePeer, new_member
+from support.fake_peer import QUICK, TOKEN, CoordinatorThread, FakePeer, new_member
 from support.slack import SLACK_S
 
 LEASE_S = 2.0
@@ -62,6 +69,44 @@ def test_who_stands_by_sends_everybody_on(place: EtcdPlace) -> None:
         assert member.connect().term == 1
         member.close()
     assert second.result == (143, "stopped on request, while another coordinator led")
+
+
+def test_an_operator_is_told_for_whom_it_stands_by(place: EtcdPlace) -> None:
+    with coordinator(place) as first, standing_by(place) as second:
+        second.seen(events.CoordinatorStoodBy)
+        told = ask_status(second.address, TOKEN)
+        assert told == StandingBy(run="run", package=__version__, leader=first.address)
+        assert f"run run  this coordinator stands by; {first.address} leads" in text_of(render(told))
+        fields = json.loads(json_line(told))
+        assert fields == {"run": "run", "package": __version__, "leader": first.address, "trouble": ""}
+        assert isinstance(ask_status(first.address, TOKEN), Status)
+        with pytest.raises(Unreachable, match=f"stands by, and decides nothing: {first.address} leads"):
+            give_order(second.address, TOKEN, StopRun("enough"))
+        with pytest.raises(Refused, match="the run token does not fit"):
+            ask_status(second.address, b"x" * 32)
+
+
+def test_an_operator_is_told_that_etcd_is_gone(place: EtcdPlace, etcd: EtcdProcess) -> None:
+    with coordinator(place), standing_by(place) as second:
+        second.seen(events.CoordinatorStoodBy)
+        etcd.kill()
+        try:
+            wait(lambda: "no etcd answers" in told_by(second.address).trouble)
+            assert told_by(second.address).leader == ""
+        finally:
+            etcd.start()
+
+
+def told_by(address: str) -> StandingBy:
+    told = ask_status(address, TOKEN)
+    assert isinstance(told, StandingBy)
+    return told
+
+
+def text_of(shown: RenderableType) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(shown, soft_wrap=True)
+    return console.export_text()
 
 
 def test_a_run_goes_on_under_the_second_when_the_first_stops(place: EtcdPlace) -> None:

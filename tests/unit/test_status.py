@@ -18,6 +18,7 @@ from atoll.membership.operator import (
     LeavePeer,
     PeerStatus,
     Remark,
+    SlotsStatus,
     Status,
     StopRun,
 )
@@ -234,6 +235,17 @@ def test_links_are_told_slowest_first_and_within_bounds() -> None:
 
 
 # ---- it costs nothing ------------------------------------------------------------------------------------
+
+
+def test_data_slots_are_told_by_epoch_and_holder() -> None:
+    desk = Desk(start_peers=2)
+    desk.slots, desk.wish = 9, 3
+    desk.join("a", "b")
+    found = told(desk)
+    assert found.slots == SlotsStatus(count=9, epoch=0, leased=6, unread=3)
+    assert [peer.slots for peer in found.peers] == [3, 3]
+    assert "data: epoch 0, 6 of 9 slots leased, 3 unread" in shown(found)
+    assert told(three()).slots is None
 
 
 def test_to_tell_it_changes_nothing() -> None:

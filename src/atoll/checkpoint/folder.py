@@ -33,9 +33,9 @@ from atoll.state.snapshot import open_itself, read_manifest, sync_folder, write_
 FORMAT: Final = 1
 OWN_FILE: Final = "own.safetensors"
 PARTIAL: Final = ".partial"
+MAX_MANIFEST_BYTES: Final = 64 << 20
 
 _VERSION = re.compile(r"\d{8,15}")
-_MAX_MANIFEST_BYTES = 64 << 20
 
 
 class Latest(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ class CheckpointFolder:
     def write_own(self, manifest: OwnManifest, parts: Iterator[memoryview], size_bytes: int) -> None:
         """Write a peer's own part, in place of one of that version. Raises OSError."""
         final = self.own(manifest.peer, manifest.version)
-        _remove(final)
+        self.remove_own(manifest.peer, manifest.version)
         with self.draft(final) as partial:
             with (partial / OWN_FILE).open("xb") as file:
                 sha256 = write_hashed(file, parts)
@@ -203,6 +203,10 @@ class CheckpointFolder:
         """Remove a shared part; its manifest goes first, so that nobody takes the rest for whole."""
         _remove(self.shared(version))
 
+    def remove_own(self, peer: str, version: int) -> None:
+        """Remove one peer's own part of one version."""
+        _remove(self.own(peer, version))
+
     def delete_own(self, versions: Sequence[int]) -> None:
         """Remove all peers' own parts at these versions."""
         for folder in self._peer_folders():
@@ -216,18 +220,22 @@ class CheckpointFolder:
         return [self.path / "peers" / name for name in self.peers()]
 
 
+def decode_own(data: bytes, peer: str | None, version: int) -> OwnManifest:
+    """The manifest of an own part, checked against itself (`peer` None: of any). Raises ValueError."""
+    manifest = msgspec.json.decode(data, type=OwnManifest)
+    if manifest.format != FORMAT or (manifest.peer, manifest.version) != (peer or manifest.peer, version):
+        raise ValueError(f"it is format {manifest.format} of {manifest.peer!r}, version {manifest.version}")
+    if manifest.check != manifest.sealed().check:
+        raise ValueError("its check is not that of what it says")
+    if [each.file for each in manifest.files] != [OWN_FILE]:
+        raise ValueError("it does not name its one file")
+    return manifest
+
+
 def _read_own(folder: Path, peer: str | None, version: int) -> tuple[OwnManifest, Path]:
     try:
         with open(folder / MANIFEST, "rb", opener=open_itself) as file:
-            manifest = msgspec.json.decode(file.read(_MAX_MANIFEST_BYTES), type=OwnManifest)
-        if manifest.format != FORMAT or (manifest.peer, manifest.version) != (peer or manifest.peer, version):
-            raise ValueError(
-                f"it is format {manifest.format} of {manifest.peer!r}, version {manifest.version}"
-            )
-        if manifest.check != manifest.sealed().check:
-            raise ValueError("its check is not that of what it says")
-        if [each.file for each in manifest.files] != [OWN_FILE]:
-            raise ValueError("it does not name its one file")
+            manifest = decode_own(file.read(MAX_MANIFEST_BYTES), peer, version)
         size_bytes = (folder / OWN_FILE).lstat().st_size
         if size_bytes != manifest.files[0].size_bytes:
             raise ValueError(f"{OWN_FILE} has {size_bytes} bytes and not {manifest.files[0].size_bytes}")

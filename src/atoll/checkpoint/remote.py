@@ -12,15 +12,24 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.checkpoint.folder import FORMAT, OWN_FILE, CheckpointFolder, Found, Latest, OwnManifest, plain_name
+from atoll.checkpoint.folder import (
+    FORMAT,
+    MAX_MANIFEST_BYTES,
+    OWN_FILE,
+    CheckpointFolder,
+    Found,
+    Latest,
+    OwnManifest,
+    decode_own,
+    plain_name,
+)
 from atoll.checkpoint.objects import DEADLINE_S, Objects
 from atoll.checkpoint.retention import to_remove
 from atoll.errors import LocalError
 from atoll.state import manifest as manifests
 from atoll.state.manifest import MANIFEST, Manifest
-from atoll.state.snapshot import read_manifest, verify_snapshot
-
-_MAX_MANIFEST_BYTES = 64 << 20
+from atoll.state.snapshot import read_manifest
+from atoll.state.verify import verify_snapshot
 
 
 @dataclass(slots=True)
@@ -67,7 +76,7 @@ class RemotePlace:
     def manifest(self, version: int) -> Manifest:
         """Checked against itself."""
         key = f"shared/{version:08d}/{MANIFEST}"
-        data = self.objects.read(key, _MAX_MANIFEST_BYTES)
+        data = self.objects.read(key, MAX_MANIFEST_BYTES)
         if data is None:
             raise LocalError(f"{self.objects.address} has no whole version {version}: {key} is not there")
         try:
@@ -117,6 +126,39 @@ class RemotePlace:
                 ) from None
         return manifest
 
+    def own_versions_of(self, peer: str) -> list[int]:
+        """Where this peer has an own part whose manifest is there, newest first."""
+        names = self.objects.sizes(f"peers/{plain_name(peer)}/")
+        found = (key.partition("/") for key in names)
+        return sorted((int(v) for v, _, file in found if file == MANIFEST and _is_version(v)), reverse=True)
+
+    def fetch_own(self, folder: CheckpointFolder, peer: str, version: int) -> OwnManifest:
+        """Bring a peer's own part to a place on a disk, whole or not at all; one that is there already is kept."""
+        prefix = f"peers/{plain_name(peer)}/{version:08d}"
+        with folder.turn():
+            with contextlib.suppress(LocalError):
+                return folder.read_own(peer, version)[0]
+            data = self.objects.read(f"{prefix}/{MANIFEST}", MAX_MANIFEST_BYTES)
+            try:
+                manifest = decode_own(data or b"", peer, version)
+            except ValueError as error:
+                raise LocalError(f"{self.objects.address}/{prefix}/{MANIFEST} is damaged: {error}") from None
+            (file,) = manifest.files
+            key = f"{prefix}/{OWN_FILE}"
+            self.objects.expect_size(key, self.objects.size(key), file.size_bytes)
+            folder.sweep()
+            folder.remove_own(peer, version)
+            try:
+                with folder.draft(folder.own(peer, version)) as partial:
+                    self.objects.download(key, partial / OWN_FILE, file.size_bytes, file.sha256)
+                    (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                raise LocalError(
+                    f"cannot bring {peer}'s own part of version {version} to {folder.path}: {reason}; free some space"
+                ) from None
+        return manifest
+
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def publish(self, folder: CheckpointFolder, version: int) -> Manifest:
@@ -124,7 +166,7 @@ class RemotePlace:
         source = folder.shared(version)
         manifest = read_manifest(source)
         prefix = f"shared/{version:08d}"
-        there = self.objects.read(f"{prefix}/{MANIFEST}", _MAX_MANIFEST_BYTES)
+        there = self.objects.read(f"{prefix}/{MANIFEST}", MAX_MANIFEST_BYTES)
         if there is not None and there != manifests.encode(manifest):
             self.delete(version)  # made again after a roll-back, or damaged
         for shard in manifest.shards:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from atoll.checkpoint.folder import CheckpointFolder, OwnManifest
+from atoll.checkpoint.folder import CheckpointFolder, Latest, OwnManifest
 from atoll.checkpoint.remote import RemotePlace
 from atoll.errors import LocalError
 from atoll.events import CheckpointDamaged, CheckpointFetched, Event
@@ -71,17 +71,46 @@ def newest(
     return None
 
 
-def fetch_latest(remote: str, path: Path, emit: Callable[[Event], None]) -> bool:
-    """Bring what the remote place's `latest` leads to into an empty place here; False if there is none. Blocks. Raises
-    LocalError or DeadlineExceeded: nobody wants to begin anew because a store was away."""
-    place = RemotePlace.at(remote, deadline_s=_FETCH_S)
-    if place.latest() is None:
+def fetch_latest(remote: str, path: Path, peer: str, emit: Callable[[Event], None]) -> bool:
+    """Bring what the remote place's `latest` leads to into an empty place here, with this peer's own part, or the
+    newest one before it; False if there is no `latest`. Blocks. Raises LocalError or DeadlineExceeded: nobody wants to
+    begin anew because a store was away."""
+    place, folder = RemotePlace.at(remote, deadline_s=_FETCH_S), CheckpointFolder(path)
+    latest = place.latest()
+    if latest is None:
         return False
     began_s = time.monotonic()
-    manifest = place.fetch(CheckpointFolder(path))
-    CheckpointFolder(path).set_latest(manifest)
-    emit(CheckpointFetched(version=manifest.version, address=remote, seconds=time.monotonic() - began_s))
+    # The own part first: once the shared part is here, nobody asks the remote place any more.
+    own_version = _fetch_own(place, folder, peer, latest, emit)
+    manifest = place.fetch(folder, latest.version)
+    folder.set_latest(manifest)
+    emit(
+        CheckpointFetched(
+            version=manifest.version,
+            address=remote,
+            seconds=time.monotonic() - began_s,
+            own_version=own_version,
+        )
+    )
     return True
+
+
+def _fetch_own(
+    place: RemotePlace, folder: CheckpointFolder, peer: str, latest: Latest, emit: Callable[[Event], None]
+) -> int | None:
+    """Which version has it; None if none has. The same choice as `_own_part`."""
+    for version in place.own_versions_of(peer):
+        if version > latest.version:
+            continue
+        try:
+            manifest = place.fetch_own(folder, peer, version)
+        except LocalError as error:
+            emit(CheckpointDamaged(version=version, reason=str(error)))
+            continue
+        if version < latest.version or manifest.digest == latest.digest:
+            return version
+        folder.remove_own(peer, version)  # of a history that was rolled back
+    return None
 
 
 class _Foreign(Exception):

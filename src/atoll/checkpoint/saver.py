@@ -1,29 +1,21 @@
 """A trainer's side of saving: one copy into staging, an order to the writer, and what it answers.
 
-`Saver` owns the writer, a process (docs/threads.md). There is no thread: answers are
-picked up at safe points. While the writer is at work nothing else is staged for it, so a save that comes then is
-skipped. Nothing that goes wrong here ends training: it is told as an event, counted, and warned of once.
+`Saver` owns the writer, a process (docs/threads.md), whose answers are picked up at safe points. While the writer is at
+work nothing else is staged for it, so a save that comes then is skipped. Nothing that goes wrong here ends training: it
+is told as an event, counted, and warned of once.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from atoll import log
 from atoll.checkpoint.writer.orders import Answer, Failed, Save, Saved, Uploaded
-from atoll.config import environment
+from atoll.checkpoint.writer.process import LostError, WriterProcess
 from atoll.errors import LocalError
 from atoll.events import (
     CheckpointFailed,
@@ -36,14 +28,9 @@ from atoll.events import (
 from atoll.kernels import Table
 from atoll.state.snapshot import SharedState
 
-_COMMAND: Final = (sys.executable, "-m", "atoll.checkpoint.writer")
 _SAY_S: Final = 1.0
-_END_S: Final = 2.0
 
 _log = log.get(__name__)
-
-_left: Final[list[subprocess.Popen[bytes]]] = []
-"""Writers of this process that finish without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +71,7 @@ class Saver:
         self, keeping: Keeping, *, run: str, peer: str, staging: Staging, emit: Callable[[Event], None]
     ) -> None:
         self._keeping, self._run, self._peer, self._staging, self._emit = keeping, run, peer, staging, emit
-        self._process: subprocess.Popen[bytes] | None = None
-        self._heard = b""
+        self._writer = WriterProcess()
         self._under_way: _UnderWay | None = None
         self._uploads = False  # the last save is done here, and is on its way to the remote place
         self._saved = self._skipped = self._failed = 0
@@ -94,16 +80,17 @@ class Saver:
     @property
     def pid(self) -> int | None:
         """The writer's, while it runs."""
-        running = self._process is not None and self._process.poll() is None
-        return self._process.pid if self._process is not None and running else None
+        return self._writer.pid
 
     def start(self, state: SharedState) -> None:
         """Have room and the writer ready before the first save of a state like this; what is missing then, that save
         says."""
         self._staging.reserve(state)
-        with contextlib.suppress(OSError):
-            if self._process is None:
-                self._spawn()
+        self._writer.start()
+
+    def has(self, version: int) -> bool:
+        """Whether this version is saved, or on its way."""
+        return self._newest >= version or (self._under_way is not None and self._under_way.version == version)
 
     def is_free(self, version: int) -> bool:
         """Whether `save` would save. If the writer is behind, the version is skipped, and that is said."""
@@ -124,7 +111,7 @@ class Saver:
         uploads: bool,
     ) -> None:
         """Copy the state, and let the writer have it. `own` are the bytes of the own part's safetensors file, and
-        `own_state` its JSON. Only while `is_free`. Blocks for the copy."""
+        `own_state` its JSON; b"": the shared part alone. Only while `is_free`. Blocks for the copy."""
         assert self._under_way is None, "one save at a time"
         began_s = time.monotonic()
         try:
@@ -149,7 +136,10 @@ class Saver:
             uploads=uploads,
         )
         self._under_way = _UnderWay(state.version, time.monotonic() - began_s)
-        self._order(order)
+        try:
+            self._writer.send(order)
+        except LostError as error:
+            self._lost(str(error))
 
     def skip(self, version: int, reason: str) -> None:
         """A version that is due is not saved."""
@@ -199,7 +189,7 @@ class Saver:
                 self._keeping.remote,
                 self.pid,
             )
-        self._end()
+        self._writer.end(busy=self._under_way is not None)
         if self._saved or self._skipped or self._failed:
             self._emit(
                 CheckpointsCounted(
@@ -209,58 +199,18 @@ class Saver:
             self._saved = self._skipped = self._failed = 0
         self._under_way = None
 
-    # ---- the process ---------------------------------------------------------------------------------------------
-
-    def _order(self, order: Save) -> None:
-        """A line fits into the pipe: the writer has nothing else to read."""
-        line = msgspec.json.encode(order) + b"\n"
-        for again in (False, True):
-            try:
-                if self._process is None:
-                    self._spawn()
-                assert self._process is not None
-                assert self._process.stdin is not None
-                if os.write(self._process.stdin.fileno(), line) == len(line):
-                    return
-                self._lost("it does not read its orders")
-                return
-            except OSError as error:
-                self._end()
-                if again:
-                    self._lost(f"it cannot be started: {(error.strerror or str(error)).lower()}")
-
-    def _spawn(self) -> None:
-        self._heard = b""
-        self._process = subprocess.Popen(
-            _COMMAND,
-            env=environment.for_writer(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is the trainer's
-        )
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
+    # ---- what the writer says -----------------------------------------------------------------------------------
 
     def _listen(self, timeout_s: float) -> None:
-        process = self._process
-        if not (self._under_way or self._uploads) or process is None or process.stdout is None:
+        if not (self._under_way or self._uploads):
             return
-        if timeout_s:
-            select.select([process.stdout], [], [], timeout_s)
         try:
-            data = os.read(process.stdout.fileno(), 65536)
-        except BlockingIOError:
+            answers = self._writer.answers(timeout_s)
+        except LostError as error:
+            self._lost(str(error))
             return
-        if not data:
-            code = _code_of(process)
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            self._end()
-            self._lost(f"it ended in the middle of it ({how})")
-            return
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        for line in lines:
-            self._hear(msgspec.json.decode(line, type=Answer))
+        for answer in answers:
+            self._hear(answer)
 
     def _hear(self, answer: Answer) -> None:
         under_way = self._under_way
@@ -309,8 +259,7 @@ class Saver:
             )
 
     def _lost(self, why: str) -> None:
-        """The writer is no use any more; the next save has another one."""
-        self._end()
+        """The save under way, or the upload, came to nothing; the next one has another writer."""
         if self._under_way is not None:
             version, self._under_way = self._under_way.version, None
             self._staging.release()
@@ -320,28 +269,3 @@ class Saver:
             self.fail(
                 self._newest, f"it is saved here, but the writer process that uploads it is lost: {why}"
             )
-
-    def _end(self) -> None:
-        """Let the writer end: at once if it has nothing to do, else when it is done."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        if self._under_way is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-        # One that is not done goes on alone. Somebody has to know it, for the kernel to forget it.
-        _left.append(process)
-        _left[:] = [each for each in _left if each.poll() is None]
-
-
-def _code_of(process: subprocess.Popen[bytes]) -> int:
-    """Of one that says nothing any more."""
-    try:
-        return process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()

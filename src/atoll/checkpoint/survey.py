@@ -11,7 +11,8 @@ import msgspec
 from atoll.checkpoint.folder import PARTIAL, CheckpointFolder
 from atoll.errors import LocalError
 from atoll.state.manifest import MANIFEST
-from atoll.state.snapshot import read_manifest, verify_snapshot
+from atoll.state.snapshot import read_manifest
+from atoll.state.verify import verify_snapshot
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,8 @@ def demo(
     With --json: val_loss_before and val_loss_after (nats per byte), tokens, rounds, peers_lost (names),
     bytes_sent_per_peer (to other peers, counted at the sockets: the mean of those that were there to the
     end; what is said to the coordinator is not in it), bytes_data_parallel (what each peer would have sent
-    in plain data-parallel training of the same steps), compute_utilisation (0 to 1), digests_equal, run_dir.
+    in plain data-parallel training of the same steps), compute_utilisation (0 to 1), digests_equal, saves_done,
+    saves_skipped and saves_failed (checkpoints, over all peers), saved_version (the newest, -1: none), run_dir.
 
     Exit codes: 0 done; 2 usage; 3 this machine; 4, 6 the run broke; 7 peers disagree; 130/143 stopped.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.config.schema import ModelSection
-from atoll.dashboard.summary import Summary
+from atoll.dashboard.summary import Summary, saves_text
 from atoll.dashboard.words import bytes_text, clock_text, number_text
 
 PROMPT = "def "
@@ -26,6 +26,10 @@ def json_report(summary: Summary, folder: Path) -> dict[str, Any]:
         "bytes_data_parallel": summary.bytes_data_parallel,
         "compute_utilisation": summary.compute_utilisation,
         "digests_equal": summary.digests_equal,
+        "saves_done": summary.saves.done,
+        "saves_skipped": summary.saves.skipped,
+        "saves_failed": summary.saves.failed,
+        "saved_version": summary.saves.newest,
         "run_dir": str(folder),
     }
 
@@ -41,6 +45,7 @@ def text_report(summary: Summary, folder: Path, sample_text: str) -> str:
         *(("lost", f"{loss.peer} after {clock_text(loss.after_s)}: {loss.reason}") for loss in summary.lost),
         ("sent per peer", _bytes_line(summary)),
         ("time", f"{summary.compute_utilisation or 0:.0%} of it was spent computing"),
+        ("saves", saves_text(summary.saves) or "none"),
         ("same bits", "yes, on every peer after every round" if summary.digests_equal else "NO"),
     ]
     lines = ["", *(f"{label:>16}  {text}" for label, text in rows), ""]

@@ -53,7 +53,7 @@ def join(
         log.to_stderr("WARNING")
         console = Console(highlight=False)
         sinks = [JoinLinePrinter(console, local.coordinator), EventPrinter(console)]
-        run_peer(config, token=token, wait_s=wait, sinks=sinks)
+        run_peer(config, token=token, wait_s=wait, sinks=sinks, joins=True)
     return 0
 
 

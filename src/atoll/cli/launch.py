@@ -13,6 +13,7 @@ from atoll.cli.options import Assignments, RunFile
 from atoll.config.load import load
 from atoll.config.schema import RunConfig
 from atoll.dashboard.console import Goal, display_for
+from atoll.dashboard.summary import saves, saves_text
 from atoll.errors import ConfigError
 
 
@@ -60,6 +61,8 @@ def launch(
                 pass
     finally:
         display.close()
+    if told := saves_text(saves(run.seen)):
+        console.print(f"saves: {told}", markup=False, soft_wrap=True)
     console.print(f"run folder: {run.folder}", markup=False, soft_wrap=True)
     run.raise_failure()
     return 0

@@ -17,7 +17,7 @@ from atoll.cli.output import deliver
 from atoll.config.environment import run_token
 from atoll.dashboard.status import render
 from atoll.errors import ConfigError
-from atoll.membership.operator import Status
+from atoll.membership.operator import StandingBy, Status
 
 
 def status(
@@ -43,7 +43,8 @@ def status(
         atoll status 10.0.0.5:7070 --watch 2
         atoll status 10.0.0.5:7070 --json
 
-    The fields of --json are listed in docs/operating.md. With --watch it prints one object a line.
+    The fields of --json are listed in docs/operating.md. With --watch it prints one object a line. A coordinator that
+    stands by says so, and who leads.
 
     Exit codes: 0 done; 2 usage; 4 cannot reach, within 15 s; 5 no or wrong token; 130/143 stopped.
     """
@@ -62,20 +63,22 @@ def status(
     return 0
 
 
-def json_line(found: Status) -> str:
+def json_line(found: Status | StandingBy) -> str:
     """The struct's fields, without the tag that it travels with."""
     fields = {name: getattr(found, name) for name in found.__struct_fields__}
     return msgspec.json.encode(fields).decode() + "\n"
 
 
-def _asker(address: str, token_file: Path | None) -> Callable[[], Status]:
+def _asker(address: str, token_file: Path | None) -> Callable[[], Status | StandingBy]:
     token = run_token(token_file)
     from atoll.membership.operator_link import ask_status  # the web client is slow to import
 
     return lambda: ask_status(address, token)
 
 
-def _show(ask: Callable[[], Status], watch_s: float, show: Callable[[Status], None]) -> None:
+def _show(
+    ask: Callable[[], Status | StandingBy], watch_s: float, show: Callable[[Status | StandingBy], None]
+) -> None:
     """Once, or until the coordinator does not answer any more."""
     show(ask())
     while watch_s:

@@ -85,7 +85,7 @@ class DataSection(Section):
     shards: Annotated[
         tuple[str, ...],
         Field(
-            description="folders, or https:// addresses, that `atoll data prep` has made; in place of sources"
+            description="folders, or https:// or s3:// addresses, that `atoll data prep` has made; in place of sources"
         ),
     ] = ()
     weights: Annotated[
@@ -97,6 +97,10 @@ class DataSection(Section):
     tokenizer: Annotated[
         str, Field(description='"bytes", or the path of a tokenizer.json (extra [data])')
     ] = "bytes"
+    scope: Annotated[
+        Literal["shared", "own"],
+        Field(description="all peers share one text, in slots that are leased; or each reads its own"),
+    ] = "shared"
     seq_len: Annotated[int, Field(gt=0, description="tokens per training sequence")] = 128
     slots: Annotated[
         int, Field(gt=0, le=1 << 20, description="parts of the corpus; independent of the peers")

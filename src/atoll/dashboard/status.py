@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.dashboard.words import bytes_text, clock_text, counted, number_text
-from atoll.membership.operator import PeerStatus, Remark, Status
+from atoll.membership.operator import PeerStatus, Remark, StandingBy, Status
 from atoll.values import LinkRate
 
 SHOWN_REMARKS = 6
@@ -30,8 +30,10 @@ _STYLE = {
 }
 
 
-def render(status: Status) -> RenderableType:
+def render(status: Status | StandingBy) -> RenderableType:
     """The whole answer."""
+    if isinstance(status, StandingBy):
+        return _standing_by(status)
     parts: list[RenderableType] = [_head(status), _peers(status)]
     parts += [_sentences("why", status.why)] if status.why else []
     parts += [_evicted(status)] if status.evicted else []
@@ -43,6 +45,11 @@ def render(status: Status) -> RenderableType:
     parts += [_remarks("failed lately", status.failures)] if status.failures else []
     parts += [_remarks("decided lately", status.reasons)] if status.reasons else []
     return Group(*parts)
+
+
+def _standing_by(told: StandingBy) -> Text:
+    leads = f"{told.leader} leads: ask that one how the run stands" if told.leader else told.trouble
+    return Text.assemble(("run ", "dim"), (told.run, "bold"), f"  this coordinator stands by; {leads}")
 
 
 def _head(status: Status) -> Text:
@@ -60,6 +67,10 @@ def _head(status: Status) -> Text:
         text.append(
             f"\n{status.round_s:.1f} s a round, {number_text(status.tokens_per_s)} tokens/s", style="dim"
         )
+    if status.slots is not None:
+        data = status.slots
+        told = f"data: epoch {data.epoch}, {data.leased} of {data.count} slots leased, {data.unread} unread"
+        text.append(f"\n{told}", style="dim")
     if status.stopping:
         text.append(f"\n{status.stopping}: this round is the last", style="bold yellow")
     text.append(f"\n{status.waiting}" if status.waiting else "", style="bold")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll import events
 from atoll.dashboard.view import Seen
@@ -18,6 +18,17 @@ class Loss:
     peer: str
     after_s: float
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """What all peers' saves came to, counted peer by peer. An upload that came to nothing counts as failed. `newest` is
+    the newest version that is safe in some peer's place, -1 for none."""
+
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+    newest: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,7 @@ class Summary:
     bytes_data_parallel: int
     compute_utilisation: float | None
     digests_equal: bool
+    saves: Saves
 
 
 def summarise(seen: Sequence[Seen], num_parameters: int) -> Summary:
@@ -63,6 +75,7 @@ def summarise(seen: Sequence[Seen], num_parameters: int) -> Summary:
         ),
         compute_utilisation=compute_utilisation(event for _, event in applied),
         digests_equal=digests_equal(event for _, event in applied),
+        saves=saves(seen),
     )
 
 
@@ -89,6 +102,28 @@ def digests_equal(applied: Iterable[events.RoundApplied]) -> bool:
     for event in applied:
         by_version.setdefault(event.version, set()).add(event.digest)
     return bool(by_version) and all(len(digests) == 1 for digests in by_version.values())
+
+
+def saves(seen: Iterable[Seen]) -> Saves:
+    """Counted from each save's own event: a peer that was killed has no sum to tell."""
+    found = Saves()
+    for each in seen:
+        match each.event:
+            case events.CheckpointSaved(version=version):
+                found = replace(found, done=found.done + 1, newest=max(found.newest, version))
+            case events.CheckpointSkipped():
+                found = replace(found, skipped=found.skipped + 1)
+            case events.CheckpointFailed():
+                found = replace(found, failed=found.failed + 1)
+    return found
+
+
+def saves_text(saves: Saves) -> str:
+    """One line for people; "" where nothing was to be saved."""
+    if saves == Saves():
+        return ""
+    counts = f"{saves.done} done, {saves.skipped} skipped, {saves.failed} failed"
+    return f"{counts}; the newest is version {saves.newest}" if saves.newest >= 0 else counts
 
 
 def losses(seen: Sequence[Seen]) -> tuple[Loss, ...]:

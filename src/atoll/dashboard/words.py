@@ -27,6 +27,8 @@ def sentence(source: str, event: events.Event) -> str | None:
             return f"{source} begins with {donor}'s inner optimizer state: {bytes_text(size_bytes)}"
         case events.InnerStateMissed(reason=reason):
             return f"{source} begins with a fresh inner optimizer: {reason}"
+        case events.StartWeightsMissed(path=path):
+            return f"{source} has no start weights ({path} is not here): it takes the state from other peers"
         case events.VersionLearned(reason=reason):
             return reason
         case events.PeerRefused(peer=peer, reason=reason):
@@ -55,6 +57,16 @@ def sentence(source: str, event: events.Event) -> str | None:
             return f"attempt {op} failed: {reason}"
         case events.RoundSkipped(reason=reason):
             return reason
+        case events.SlotsReturned(peer=peer, slots=slots):
+            return f"{counted(slots, 'data slot')} of {peer} are free again"
+        case events.SlotsRead(round=number, dropped=dropped) if dropped:
+            return f"what {', '.join(sorted(dropped))} read in round {number} is dropped, and not read again"
+        case events.OldPositionsUsed(reason=reason) | events.SameDataRead(reason=reason):
+            return reason
+        case events.DataRanDry(slots=0):
+            return f"{source} holds no data slot, and none is left: it takes no step until the next round"
+        case events.DataRanDry(slots=slots):
+            return f"{source} has read its {counted(slots, 'data slot')}, and none is left: it reads them once more"
         case events.DigestMismatch(peer=peer, version=version):
             return f"{peer} holds other bits than the run at version {version}"
         case events.RowsSkipped(path=path, count=count, example=example, empty=False):

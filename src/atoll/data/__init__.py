@@ -5,8 +5,9 @@
     corpus = tokenize(texts, tokenizer)                              corpus.py
     train, held_out = corpus.split(0.05)
     slots  = Slots.cut(train, 64, seed)                              slots.py
-    reader = Reader(slots, static_assignment(slots, 0, 3), 128)      reader.py
+    reader = Reader(slots, 128)                                      reader.py
+    reader.hold([(slot, 0, 0) for slot in range(64)])
 
-All of it is numpy and plain Python, on the caller's thread. Nothing here knows more of peers than
-their number.
+All of it is numpy and plain Python, on the caller's thread. Nothing here knows of peers: which
+slots a reader holds is told to it.
 """

@@ -17,9 +17,9 @@ import numpy as np
 from atoll.data.corpus import Indices
 from atoll.data.gathered import Gathered, Store
 from atoll.data.shards import ShardCorpus, Shards
-from atoll.data.shuffle import shuffled
 from atoll.data.tokenizer import Tokens
 from atoll.errors import ConfigError
+from atoll.shuffle import shuffled
 
 _CHOICE = 2  # what this shuffle orders; 0 and 1 are those of data/slots.py
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.data.mixing import Share, mix
+from atoll.data.origins import HTTP, STORES
 from atoll.data.remote_shards import CACHE_BYTES, RemoteFolder
 from atoll.data.shard_format import TokenizerIdentity
 from atoll.data.shards import LocalFolder, ShardCorpus, Shards
@@ -18,9 +19,10 @@ def shard_cache(setting: str) -> Path:
 
 
 def open_shards(name: str, cache: Path, cache_bytes: int = CACHE_BYTES) -> Shards:
-    """A folder of prepared text, here or at an http address. Reads its manifest. Raises DataError."""
-    if name.startswith(("http://", "https://")):
-        return Shards(RemoteFolder(name, cache, cache_bytes))
+    """A folder of prepared text: here, at an http address, or in an object store. Reads its manifest. Raises DataError
+    or ConfigError."""
+    if name.startswith((*HTTP, *STORES)):
+        return Shards(RemoteFolder.at(name, cache, cache_bytes))
     return Shards(LocalFolder(Path(name).expanduser()))
 
 

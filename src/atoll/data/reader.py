@@ -1,12 +1,12 @@
 """A peer's reader: from the slots it holds to batches, without losing or repeating a token within an epoch.
 
-Words: a slot's *position* is the number of its tokens that were handed out as targets, over all epochs;
-divided by the slot's length it gives the epoch. The *open* slots are the first unread ones of the epoch's
-order, as many as a batch has rows: each row reads on in its own slot, so the rows of a batch come from
-different documents. A row that reaches the end of its slot goes on with the next one.
+Words: a slot's *position* is (epoch, tokens read in it); the end of an epoch is the start of the next. A slot is *held*
+from a position on, to the end of that epoch. The *open* slots are the first unread ones, as many as a batch has rows:
+each row reads on in its own slot, so the rows of a batch come from different documents. A row that reaches the end of
+its slot goes on with the next one.
 
-What is read next is a function of the positions alone. So a reader can be set to any positions at once, and
-it then hands out the same batches, to the bit, as the reader that wrote those positions down.
+What is read next is a function of what is held, in its order, and of the positions. So a reader can be set to any
+positions at once, and it then hands out the same batches, to the bit, as the reader that wrote those positions down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from atoll.data.corpus import Documents
 from atoll.data.slots import Slots
 from atoll.errors import DataError
 
-Positions = tuple[tuple[int, int], ...]
+Position = tuple[int, int]
+Held = tuple[int, int, int]
+"""A slot, and the position (epoch, tokens) from which on it is held."""
 Ids = npt.NDArray[np.int64]
 
 
@@ -39,55 +41,76 @@ class Batch:
 
 
 class Reader:
-    """Reads the `held` slots, epoch after epoch. Owned by one thread; does no I/O."""
+    """Reads the slots it holds. Owned by one thread; does no I/O."""
 
-    def __init__(
-        self, slots: Slots, held: Iterable[int], seq_len: int, *, max_epochs: int | None = None
-    ) -> None:
-        """`max_epochs`: the reader is exhausted after so many; None: never, unless it holds nothing."""
+    def __init__(self, slots: Slots, seq_len: int) -> None:
         self._slots = slots
         self._starts: list[int] = slots.starts.tolist()
         self._seq_len = seq_len
-        self._max_epochs = max_epochs
-        self._position = dict.fromkeys(sorted(held), 0)
-        self.tokens_per_epoch = sum(map(self._length, self._position))
-        self.seek(())
+        # By slot, in tokens over all epochs: where it was taken over, where it is, and to where it may be read.
+        self._begun: dict[int, int] = {}
+        self._position: dict[int, int] = {}
+        self._end: dict[int, int] = {}
+        self._unread: list[int] = []
 
     @property
-    def epoch(self) -> int:
-        """The epoch (from 0) that the next batch begins in."""
-        return self._epoch
+    def num_held(self) -> int:
+        return len(self._position)
 
     @property
-    def exhausted(self) -> bool:
-        """Nothing is left to read: the peer contributes no tokens, which is not the same as a zero update."""
-        return not self._unread
+    def left(self) -> int:
+        """Tokens that are left to read in what is held."""
+        return sum(self._left(slot) for slot in self._unread)
 
-    def positions(self) -> Positions:
-        """(slot, position) of every held slot that was read, sorted: as of the last batch handed out."""
-        return tuple((slot, position) for slot, position in self._position.items() if position)
-
-    def seek(self, positions: Iterable[tuple[int, int]]) -> None:
-        """Go to `positions` (slots not named: to their start). Slots that this reader does not hold are
-        passed over.
+    def hold(self, held: Iterable[Held]) -> None:
+        """Hold these slots, each from its position on, and nothing else; what was read before does not count.
 
         Reads no data: the cost is the number of slots, not the distance.
         """
-        target = dict.fromkeys(self._position, 0)
-        target.update((slot, position) for slot, position in positions if slot in target)
-        if any(position < 0 for position in target.values()):
-            raise ValueError(f"positions must not be negative: {sorted(target.items())}")
-        self._position = target
+        self._begun, self._position, self._end = {}, {}, {}
+        self.hold_more(held)
+
+    def hold_more(self, held: Iterable[Held]) -> None:
+        """Hold these slots and no others; where one was held before, reading goes on."""
+        begun, position, end = self._begun, self._position, self._end
+        self._begun, self._position, self._end = {}, {}, {}
+        for slot, epoch, at in held:
+            length = self._length(slot)
+            if not 0 <= at < length or epoch < 0:
+                raise ValueError(f"slot {slot} of {length} tokens has no position {at} in epoch {epoch}")
+            here = epoch * length + at
+            goes_on = begun.get(slot) == here
+            self._begun[slot] = here
+            self._position[slot] = position[slot] if goes_on else here
+            self._end[slot] = end[slot] if goes_on else (epoch + 1) * length
         self._find_unread()
 
-    def next_batch(self, batch_size: int) -> Batch:
-        """The next `batch_size` rows. The last batches before exhaustion have fewer rows, or one shorter row.
+    def read_on(self) -> None:
+        """What is held is read: read it once more, in the next epoch. The slots that are furthest behind come first."""
+        epochs = {slot: end // self._length(slot) for slot, end in self._end.items()}
+        behind = min(epochs.values())
+        for slot, epoch in epochs.items():
+            if epoch == behind:
+                self._end[slot] += self._length(slot)
+        self._find_unread()
 
-        Raises DataError if the reader is exhausted.
-        """
-        rows, columns = self._shape(batch_size)
+    def reads(self) -> tuple[tuple[int, Position, Position], ...]:
+        """(slot, from, to) of every slot that was read in since it is held: as of the last batch handed out."""
+        return tuple(
+            (slot, self._split(slot, self._begun[slot]), self._split(slot, position))
+            for slot, position in self._position.items()
+            if position != self._begun[slot]
+        )
+
+    def next_batch(self, batch_size: int) -> Batch:
+        """The next `batch_size` rows. Raises DataError if fewer tokens are left."""
+        rows, columns = batch_size, self._seq_len
+        if self.left < rows * columns:
+            raise DataError(
+                f"a batch needs {rows * columns} tokens, {self.left} are left in {self.num_held} data slots"
+            )
         batch = Batch(np.empty((rows, columns), np.int64), np.empty((rows, columns), np.int64))
-        open_slots = self._unread[:batch_size]
+        open_slots = self._unread[:rows]
         for row in range(rows):
             filled = 0
             while filled < columns:
@@ -98,58 +121,39 @@ class Reader:
                 batch.targets[row, span] = self._slots.tokens[start : start + count]
                 filled += count
                 if self._left(slot) == 0:
-                    self._close(slot, open_slots, batch_size)
+                    self._close(slot, open_slots)
         return batch
-
-    def _shape(self, batch_size: int) -> tuple[int, int]:
-        if self.exhausted:
-            raise DataError(
-                f"no data is left: this peer holds {len(self._position)} slots "
-                f"with {self.tokens_per_epoch} tokens, and read them {self._epoch} times"
-            )
-        if self._max_epochs is None:
-            return batch_size, self._seq_len
-        ends = ((self._max_epochs * self._length(slot), at) for slot, at in self._position.items())
-        left = sum(max(end - at, 0) for end, at in ends)
-        return (min(batch_size, left // self._seq_len), self._seq_len) if left >= self._seq_len else (1, left)
 
     def _take(self, slot: int, wanted: int) -> tuple[int, int]:
         """Move on in `slot` by at most `wanted` tokens, not beyond its end: (first token's offset, count)."""
-        count = min(wanted, self._left(slot))
-        start = self._starts[slot] + self._position[slot] % self._length(slot)
+        length = self._length(slot)
+        at = self._position[slot] % length
+        count = min(wanted, self._left(slot), length - at)
         self._position[slot] += count
-        return start, count
+        return self._starts[slot] + at, count
 
-    def _close(self, slot: int, open_slots: list[int], batch_size: int) -> None:
-        """`slot` is read: the epoch's next slot takes its place among the open ones; after the last, a new
-        epoch.
+    def _close(self, slot: int, open_slots: list[int]) -> None:
+        """`slot` is read: the next unread one takes its place among the open ones.
 
-        Always, `open_slots` are the first of `_unread` in some order; a new batch puts them in the epoch's
-        order.
+        Always, `open_slots` are the first of `_unread` in some order; a new batch puts them in their order.
         """
         self._unread.remove(slot)
-        if not self._unread:
-            self._find_unread()
-            open_slots[:] = self._unread[:batch_size]
-        elif len(self._unread) >= len(open_slots):
+        if len(self._unread) >= len(open_slots):
             open_slots[open_slots.index(slot)] = self._unread[len(open_slots) - 1]
         else:
             open_slots.remove(slot)
 
     def _find_unread(self) -> None:
-        """From the positions alone: the epoch, and the held slots that it has not read, in its order."""
-        position = self._position
-        self._epoch = min((at // self._length(slot) for slot, at in position.items()), default=0)
-        if self._max_epochs is not None and self._epoch >= self._max_epochs:
-            self._unread: list[int] = []
-            return
-        self._unread = [s for s in self._slots.order(self._epoch) if s in position and self._left(s) > 0]
+        self._unread = [slot for slot in self._position if self._left(slot) > 0]
 
     def _left(self, slot: int) -> int:
-        return (self._epoch + 1) * self._length(slot) - self._position[slot]
+        return self._end[slot] - self._position[slot]
 
     def _length(self, slot: int) -> int:
         return self._starts[slot + 1] - self._starts[slot]
+
+    def _split(self, slot: int, tokens: int) -> Position:
+        return divmod(tokens, self._length(slot))
 
 
 def held_out_sequences(corpus: Documents, seq_len: int, count: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Prepared text that lies at an http address: a file is fetched when it is first read, verified, and kept.
+"""Prepared text that lies elsewhere (`data.origins`): a file is fetched when it is first read, verified, and kept.
 
 The cache is bounded: what was not used for longest goes first. A fetch goes on where it broke off, and is tried again
 with growing pauses until its deadline.
@@ -8,37 +8,39 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import os
 import random
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from atoll.data.origins import Origin, PassingError, origin_of
 from atoll.data.shard_format import MANIFEST, MAX_MANIFEST_BYTES
 from atoll.errors import DataError
 
 CACHE_BYTES: Final = 16 << 30
-TRY_S: Final = 20.0
-"""A server that sends nothing for so long is asked again."""
 DEADLINE_S: Final = 300.0
 PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 10.0
-_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """Shards at `address`; fetched files lie in `cache`, by their content, so that runs share them."""
+    """Shards at `address`, which `origin` reaches; fetched files lie in `cache`, by their content, so that runs share
+    them."""
 
     address: str
+    origin: Origin
     cache: Path
     cache_bytes: int = CACHE_BYTES
     deadline_s: float = DEADLINE_S
     pause_s: float = PAUSE_S
+
+    @staticmethod
+    def at(address: str, cache: Path, cache_bytes: int = CACHE_BYTES) -> RemoteFolder:
+        """At an http address, or in an object store. Raises ConfigError."""
+        return RemoteFolder(address, origin_of(address), cache, cache_bytes)
 
     @property
     def name(self) -> str:
@@ -61,17 +63,14 @@ class RemoteFolder:
             self._make_room(size_bytes)
             self._download(file, final, size_bytes, sha256)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise DataError(
-                f"cannot keep {self.name}/{file} in {self.cache}: {reason}; free some space or set data.cache"
-            ) from None
+            raise _no_room(f"{self.name}/{file}", self.cache, error) from None
         return final
 
     def _download(self, file: str, final: Path, size_bytes: int, sha256: str) -> None:
         draft = final.with_name(f".{final.name}.{os.getpid()}.partial")
         try:
             with draft.open("w+b") as out:
-                self._fetch(file, _Counted(out), size_bytes)
+                self._fetch(file, _Counted(out, f"{self.name}/{file}", self.cache), size_bytes)
                 out.flush()
                 out.seek(0)
                 if hashlib.file_digest(out, "sha256").hexdigest() != sha256:
@@ -85,23 +84,18 @@ class RemoteFolder:
 
     def _fetch(self, file: str, out: bytearray | _Counted, most: int) -> None:
         """Append the file to `out`. Raises DataError after the deadline, or at once for what will not change."""
-        url = f"{self.name}/{file}"
         deadline_s = time.monotonic() + self.deadline_s
         pause_s, tries = self.pause_s, 0
         while True:
             tries += 1
             try:
-                _get(url, out, most)
+                self.origin.get(file, out, most)
                 return
-            except urllib.error.HTTPError as error:
-                why = f"it answers {error.code} {error.reason}"
-                if error.code < 500 and error.code not in (408, 425, 429):
-                    raise DataError(f"cannot fetch {url}: {why}; is the address right?") from None
-            except (OSError, http.client.HTTPException, _Short) as error:
-                why = str(getattr(error, "reason", error)) or type(error).__name__
+            except PassingError as error:
+                why = str(error)
             if time.monotonic() + pause_s > deadline_s:
                 raise DataError(
-                    f"cannot fetch {url}: {why}; tried {tries} times in {self.deadline_s:.0f} s"
+                    f"cannot fetch {self.name}/{file}: {why}; tried {tries} times in {self.deadline_s:.0f} s"
                 ) from None
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -116,39 +110,23 @@ class RemoteFolder:
             held -= stat.st_size
 
 
-class _Short(Exception):
-    """The server broke off."""
-
-
 class _Counted:
     """A file that knows how much it got."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._got = file, 0
+    def __init__(self, file: BinaryIO, name: str, cache: Path) -> None:
+        self._file, self._got, self._name, self._cache = file, 0, name, cache
 
     def __len__(self) -> int:
         return self._got
 
     def extend(self, data: bytes) -> None:
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:  # of this disk, not of the origin: another attempt would not mend it
+            raise _no_room(self._name, self._cache, error) from None
         self._got += len(data)
 
 
-def _get(url: str, out: bytearray | _Counted, most: int) -> None:
-    """One request for what is not there yet."""
-    got = len(out)
-    request = urllib.request.Request(url, headers={"Range": f"bytes={got}-"} if got else {})
-    with urllib.request.urlopen(request, timeout=TRY_S) as answer:
-        skip = got if got and answer.status != 206 else 0  # one that knows no ranges begins anew
-        length = answer.headers.get("Content-Length")
-        promised = None if length is None else int(length) - skip + got
-        if promised is not None and promised > most:
-            raise DataError(f"{url} has {promised} bytes and should have at most {most}")
-        while data := answer.read(_READ_BYTES):
-            if skip:
-                skip, data = max(0, skip - len(data)), data[skip:]
-            if len(out) + len(data) > most:
-                raise DataError(f"{url} has more than the {most} bytes that it should have")
-            out.extend(data)
-    if promised is not None and len(out) < promised:
-        raise _Short(f"it broke off after {len(out)} of {promised} bytes")
+def _no_room(name: str, cache: Path, error: OSError) -> DataError:
+    reason = (error.strerror or str(error)).lower()
+    return DataError(f"cannot keep {name} in {cache}: {reason}; free some space or set data.cache")

@@ -1,8 +1,8 @@
-"""Slots: the train part cut into a fixed number of pieces, which is what peers share out among themselves.
+"""Slots: the train part cut into a fixed number of pieces, which are leased to peers.
 
 The documents are shuffled once, by the seed, and the sequence is cut between documents into slots of about
 equal numbers of tokens. Neither depends on the number of peers. A slot is read from its start to its end,
-once an epoch.
+once an epoch; by whom, and in which order, is decided by the leases (`membership.leases`).
 
 Long documents are shuffled in pieces: a row that read one long file for hundreds of steps would show a peer
 little else, and peers would drift apart. Only the first target of a later piece misses what stood before it.
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.data.corpus import Documents, Indices, TokenArray
-from atoll.data.shuffle import shuffled
-from atoll.errors import DataError
+from atoll.shuffle import shuffled
 
-_DOCUMENTS, _EPOCHS = 0, 1  # what a shuffle orders: keeps the two orders independent
+_DOCUMENTS = 0  # what a shuffle orders; the slots of an epoch have another number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,24 +47,6 @@ class Slots:
     def num_tokens(self) -> int:
         """Tokens that one epoch over all slots predicts."""
         return len(self.tokens) - 1
-
-    def order(self, epoch: int) -> list[int]:
-        """All slots, in the order in which `epoch` (from 0) visits them."""
-        return shuffled(self.count, self.seed, _EPOCHS, epoch).tolist()
-
-
-def static_assignment(slots: Slots, index: int, num_peers: int) -> tuple[int, ...]:
-    """The slots of peer `index` of `num_peers` (peers in sorted order): every `num_peers`-th, from `index`
-    on.
-
-    Raises DataError if there are more peers than slots: one of them would have nothing to read.
-    """
-    if num_peers > slots.count:
-        raise DataError(
-            f"{num_peers} peers cannot share {slots.count} data slots: each needs at least one; "
-            f"start at most {slots.count} peers, raise data.slots, or give more documents"
-        )
-    return tuple(range(index, slots.count, num_peers))
 
 
 def _balanced_cuts(starts: Indices, num_slots: int) -> Indices:

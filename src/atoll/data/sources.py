@@ -33,6 +33,11 @@ def expand_sources(sources: Sequence[str]) -> list[Path]:
 def _expand(source: str) -> Iterable[Path]:
     if source == STDLIB:
         return _stdlib_files()
+    if "://" in source:
+        raise ConfigError(
+            f"data.sources: {source!r} is an address, and sources are files here; prepare the text where it lies "
+            "(atoll data prep) and give the address of that in data.shards"
+        )
     path = Path(source).expanduser()
     if path.is_dir():
         return _files_below(path, _CACHES)

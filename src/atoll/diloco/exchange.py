@@ -6,11 +6,13 @@ All calls are on the training thread, except `serve` and `renew_key`, which the 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.diloco.outer import OuterState
+from atoll.errors import Unreachable
 from atoll.events import CaughtUp as CaughtUpEvent
 from atoll.events import Event, InnerStateMissed, InnerStateTaken, SnapshotStaged
 from atoll.kernels import Bytes
@@ -20,6 +22,7 @@ from atoll.network.line import Line
 from atoll.recovery.catching_up import Target, catch_up
 from atoll.recovery.donor import Donor
 from atoll.recovery.folder import RAM
+from atoll.recovery.pursuit import UNUSABLE
 from atoll.recovery.targets import InnerTaken
 from atoll.recovery.update import Update
 from atoll.state.inner_state import InnerState
@@ -37,6 +40,24 @@ class Shelf:
     pin_bytes: int = 2 << 30
     fallback: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     ram: Path = RAM
+
+
+class _Patience:
+    """How long a peer that holds nothing of the run waits where nobody is who could give it something."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s, self._alone_since_s = longest_s, time.monotonic()
+
+    def look(self, somebody_gives: bool) -> None:
+        now_s = time.monotonic()
+        if somebody_gives:
+            self._alone_since_s = now_s
+        elif now_s - self._alone_since_s > self._longest_s:
+            raise Unreachable(
+                "the start weights that model.init_from names are not on this machine, and no peer of the run was "
+                f"there to give its state for {self._longest_s:g} s; join when others train, or copy the folder "
+                "and name it with --set model.init_from=FOLDER"
+            )
 
 
 class Exchange:
@@ -61,6 +82,8 @@ class Exchange:
         self._run, self._peer, self._member, self._line, self._emit = run, peer, member, line, emit
         self._inner = inner
         self.took_inner = False
+        # A coordinator that sees nobody but this peer for `relearn_s` would have the run go back to what it holds.
+        self._longest_alone_s = admission.timeouts.relearn_s / 2
         self._progress_timeout_s = admission.timeouts.progress_timeout_s
         self._donor = Donor(
             run=run,
@@ -116,13 +139,25 @@ class Exchange:
 
     def join(self, state: OuterState) -> View:
         """`catch_up` of a peer that is new in the run: it may begin with a donor's inner state."""
+        if state.version == UNUSABLE:
+            return self.catch_up(state, self._inner is not None, _Patience(self._longest_alone_s))
         return self.catch_up(state, with_inner=self._inner is not None)
 
-    def catch_up(self, state: OuterState, with_inner: bool = False) -> View:
+    def catch_up(
+        self, state: OuterState, with_inner: bool = False, patience: _Patience | None = None
+    ) -> View:
         """Fetch and replay until this peer is a member again. Blocks; the run does not wait.
 
-        Raises what ends membership, and Unreachable if this peer's rate is too low to ever get there.
+        Raises what ends membership, and Unreachable if this peer's rate is too low to ever get there, or nobody gives
+        it anything for longer than `patience` has.
         """
+
+        def check() -> None:
+            self._member.check()
+            if patience is not None:
+                order = self._member.to_catch_up()
+                patience.look(bool(order and any(each.peer != self._peer for each in order.sources)))
+
         while True:
             report = catch_up(
                 state,
@@ -131,7 +166,7 @@ class Exchange:
                 session_key=lambda: self._member.session_key,
                 target=self._target,
                 want_snapshot=lambda: self._member.want_snapshot(state.version),
-                check=self._member.check,
+                check=check,
                 progress_timeout_s=self._progress_timeout_s,
                 deadline_s=LONGEST_CATCH_UP_S,
                 max_bytes_per_s=self._line.max_down,
@@ -139,6 +174,7 @@ class Exchange:
                 replayed=self._donor.keep,
                 with_inner=with_inner,
             )
+            patience = None  # it holds something by now, which the run may go back to
             if report.inner is not None:
                 self._take_inner(report.inner)
                 with_inner = False

@@ -89,15 +89,9 @@ class OuterLoop:
     def finished(self) -> bool:
         return bool(self.ended) or self.schedule.finished(self.state.step)
 
-    def step(
-        self, *, tokens: int = 1, loss: float | None = None, positions: tuple[tuple[int, int], ...] = ()
-    ) -> RoundReport | None:
-        """Count one inner step (attempted ones count too). Runs the round if it is due; else returns None.
-
-        `positions` are the data cursors after the step; the round commits the last ones.
-        """
+    def step(self, *, tokens: int = 1, loss: float | None = None) -> RoundReport | None:
+        """Count one inner step (attempted ones count too). Runs the round if it is due; else returns None."""
         self.work.add(tokens, loss)
-        self.work.positions = positions
         self._steps_in_round += 1
         self._progress(self.run_step)
         self._rounds.onlooker.stage_if_due(self.state)
@@ -139,12 +133,18 @@ class OuterLoop:
             self.last_commit = report
         if report.committed or report.left_out:
             self.work = Work()
+            self._rounds.data.settle()
+        else:
+            self._rounds.data.go_on()
         if lost and not report.ends:
             raise QuorumLost(
                 f"the run's last round was not committed, so its steps since version {self.state.version} are not in "
                 f"the model: {report.reason}"
             )
         self._begin_round(own_steps=report.next_steps)
+        self._rounds.onlooker.stage_if_due(
+            self.state
+        )  # a joiner need not wait for the first inner step as well
         if early:
             self.on_jump()
         self._progress(self.run_step)
@@ -154,19 +154,22 @@ class OuterLoop:
     def catch_up(self) -> None:
         """The run went on without this peer: fetch what it lacks, and begin anew from the newest anchor.
 
-        Its steps since the last commit are dropped. With `carry` they are kept while nothing but commits was missed:
+        Its steps since the last commit are dropped, and what they read is read again. With `carry` they are kept while
+        nothing but commits was missed, and what they read is still leased to this peer:
         local weights move as the anchor did, so the next update spans both (late = carry).
         """
         before = self.state.anchor.copy() if self._carry and self.work.steps else None
         version = self.state.version
         self._catch_up(self.state)
-        if before is not None and self.state.version > version:
+        if before is not None and self.state.version > version and self._rounds.data.is_unbroken():
             local = self._tensors.read()
             local += self.state.anchor - before
             self._tensors.write(local)
+            self._rounds.data.go_on()
         else:
             self._tensors.write(self.state.anchor)
             self.work = Work()
+            self._rounds.data.begin()
         self._begin_round()
         self.on_jump()
         self._progress(self.run_step)

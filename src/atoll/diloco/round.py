@@ -23,6 +23,7 @@ from atoll.diloco.outer import Floats, OuterState
 from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.errors import Diverged, QuorumLost
 from atoll.kernels import Bytes
+from atoll.membership.leases import Reads
 from atoll.membership.messages import Applied, CatchUp, Ready, Verdict, Vote
 from atoll.plan.grid import Grid
 from atoll.recovery.update import Update
@@ -57,6 +58,59 @@ class MemberPort(Protocol):
     def applied(self, message: Applied) -> None: ...
 
 
+class Data(Protocol):
+    """What rounds need of data that is leased (`train.batches.Batches`)."""
+
+    num_slots: int
+    """0: nothing has to be leased."""
+    own_data: str
+    """The digest of data that this peer reads alone, "" if it does not."""
+
+    def reads(self) -> Reads:
+        """What was read since the leases were dealt, as of the last step."""
+        ...
+
+    def wish(self, steps: int) -> int:
+        """How many slots it wishes to hold for a round of so many steps."""
+        ...
+
+    def begin(self) -> None:
+        """Read from what is leased; work that was under way is lost."""
+        ...
+
+    def settle(self) -> None:
+        """A round has ended; what was read is read for good, and the leases are others."""
+        ...
+
+    def go_on(self) -> None:
+        """A round has ended without a commit; what was read is part of the next one."""
+        ...
+
+    def is_unbroken(self) -> bool:
+        """Whether work may still count: nobody else was leased what it read."""
+        ...
+
+
+class NoData:
+    """For training whose data is nobody else's concern."""
+
+    num_slots = 0
+    own_data = ""
+
+    def reads(self) -> Reads:
+        return ()
+
+    def wish(self, steps: int) -> int:
+        return 0
+
+    def begin(self) -> None: ...
+    def settle(self) -> None: ...
+    def go_on(self) -> None: ...
+
+    def is_unbroken(self) -> bool:
+        return True
+
+
 @dataclass(slots=True)
 class Work:
     """What a peer did since it last adopted an anchor."""
@@ -67,7 +121,6 @@ class Work:
     losses: int = 0
     bad_losses: int = 0
     train_s: float = 0.0
-    positions: tuple[tuple[int, int], ...] = ()
 
     def add(self, tokens: int, loss: float | None) -> None:
         self.steps += 1
@@ -144,14 +197,16 @@ class Rounds:
         beta: float = 0.0,
         beat: Callable[[str], None] = lambda phase: None,
         onlooker: Onlooker | None = None,
+        data: Data | None = None,
     ) -> None:
         """`patience_s` bounds the whole wait from freeze to verdict; `beta` is the share of error feedback; `beat` is
-        told the phase, for heartbeats; `onlooker` what moves and what is committed."""
+        told the phase, for heartbeats; `onlooker` what moves and what is committed; `data` is what is read."""
         self._peer, self._member, self._comm, self._state = peer, member, comm, state
         self._schedule = schedule
         self._grid, self._codec, self._clock, self._patience_s = grid, codec, clock, patience_s
         self._beat = beat
         self.onlooker = onlooker or Nobody()
+        self.data = data or NoData()
         self.feedback = ErrorFeedback(codec, grid.boundaries, beta)
         self._result = np.empty(grid.wire_bytes(codec), dtype=np.uint8)
         if is_plain(codec):  # the vectors themselves are what moves
@@ -198,7 +253,8 @@ class _Attempt:
             steps=work.steps,
             norm=self._norm if finite else 0.0,
             finite=finite,
-            positions=work.positions,
+            reads=rounds.data.reads(),
+            wish=rounds.data.wish(_steps_after(rounds)),
             train_s=work.train_s,
             round_steps=_steps_after(rounds),
             update_digest=kernels.digest_bytes(self._contribution).hex() if finite else "",

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from atoll import log
 from atoll.checkpoint.description import DESCRIPTION, Description, write_description
-from atoll.checkpoint.own_part import OwnPart, Stateful, random_states, set_random_states
+from atoll.checkpoint.own_part import OwnPart, Stateful, Taken, random_states, set_random_states
 from atoll.checkpoint.resume import Resumption, fetch_latest, newest
 from atoll.checkpoint.saver import Keeping, Saver, Staging
 from atoll.checkpoint.trees import put_together
@@ -59,7 +59,7 @@ class Safekeeping:
         if keeping is None or self._fresh:
             return False
         found = self._newest(keeping.path, state)
-        if found is None and keeping.remote and fetch_latest(keeping.remote, keeping.path, self._emit):
+        if found is None and self._fetch(keeping):
             found = self._newest(keeping.path, state)
         if found is None:
             return False
@@ -72,6 +72,9 @@ class Safekeeping:
             self._waiting = dict(manifest.state)
             self._tensors = load_file(path)
         return True
+
+    def _fetch(self, keeping: Keeping) -> bool:
+        return bool(keeping.remote) and fetch_latest(keeping.remote, keeping.path, self._peer, self._emit)
 
     def _newest(self, path: Path, state: OuterState) -> Resumption | None:
         return newest(path, run=self._run, peer=self._peer, numel=state.anchor.size, emit=self._emit)
@@ -168,18 +171,29 @@ class Safekeeping:
             self._saver.wait(LAST_SAVE_S)
             self._save(loop)
 
+    def part(self, loop: OuterLoop) -> None:
+        """The run can not go on, or not with this peer: what it holds is kept, if no save has it. Inside a round that
+        is the anchor and its momentum, without a part of its own: weights and inner optimizer are ahead of them."""
+        last = loop.last_commit
+        if self._saver is None or last is None or not last.uploader or last.version != loop.state.version:
+            return
+        self._saver.look()
+        if not self._saver.has(last.version):
+            self._saver.wait(LAST_SAVE_S)
+            self._save(loop, with_own=not loop.steps_in_round)
+
     def close(self, patience_s: float = LAST_SAVE_S) -> None:
         if self._saver is not None:
             self._saver.close(patience_s)
 
-    def _save(self, loop: OuterLoop) -> None:
+    def _save(self, loop: OuterLoop, *, with_own: bool = True) -> None:
         saver, last = self._saver, loop.last_commit
         assert saver is not None
         assert last is not None
         if not saver.is_free(last.version):
             return
         try:
-            taken = self._own.take()
+            taken = self._own.take() if with_own else Taken({}, [])
         except LocalError as error:
             saver.fail(last.version, str(error))
             return
@@ -187,7 +201,7 @@ class Safekeeping:
             loop.state,
             loop.state.tables,
             taken.parts,
-            msgspec.json.encode(taken.state),
+            msgspec.json.encode(taken.state) if with_own else b"",
             digest=last.digest,
             term=last.term,
             uploads=last.uploader == self._peer,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 
 from atoll.checkpoint.own_part import Stateful
@@ -20,17 +21,19 @@ from atoll.comm.prober import ProbeOrder, Prober
 from atoll.diloco.exchange import Exchange, Shelf
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round import Rounds
+from atoll.diloco.round import Data, NoData, Rounds
 from atoll.diloco.safekeeping import LAST_SAVE_S, Safekeeping
 from atoll.diloco.schedule import OuterSchedule
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, QuorumLost, Unreachable
 from atoll.events import EventLog, RunEnded
 from atoll.membership.client import Admission, Member
+from atoll.membership.leases import Reads, SlotTable
 from atoll.membership.messages import CatchUp, Declare, Probe, Probed, Scalar, View
 from atoll.mesh.elastic import ElasticDeviceMesh, PeerSet
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
 from atoll.plan.grid import Grid
+from atoll.recovery.pursuit import UNUSABLE
 from atoll.signals import Manners
 from atoll.state.feedback import Share, chosen_beta
 from atoll.state.inner_state import InnerState
@@ -137,14 +140,18 @@ class Session:
         error_feedback: Share = "auto",
         late: str = "drop",
         joiner: str = "fresh",
+        holds_start: bool = True,
         settings: Mapping[str, Scalar],
         tensors: ModelTensors | None = None,
         inner: torch.optim.Optimizer | None = None,
+        data: Data | None = None,
     ) -> OuterLoop:
         """Declare the model and the settings, and wait until the run starts; if it is under way, catch up with it.
         Called once, by the optimizer or trainer. `error_feedback` "auto": the codec's own share. `late` "carry": work
         that a round did not wait for is part of the next update, not dropped. `joiner` "donor": this peer, if it comes
-        late, begins with a member's inner optimizer state, and gives its own to those who come after it.
+        late, begins with a member's inner optimizer state, and gives its own to those who come after it. Without
+        `holds_start` the model's weights are not the run's, not even at its start: all of the state comes from others.
+        `data` reads what the coordinator leases to this peer.
 
         Raises Refused (naming the first difference), Unreachable, QuorumLost, or ConfigError.
         """
@@ -156,6 +163,10 @@ class Session:
         self.inner = inner or self.inner
         state = OuterState(tensors.read())
         resumed = self.safekeeping.resume(state)
+        if not resumed and not holds_start:
+            state.version = UNUSABLE
+        data = data or NoData()
+        slots = self._saved_slots(state.version) if data.num_slots else None
         grid = Grid.of(tensors.layout.sizes)
         comm = self._open_engine()
         give = self.inner if joiner == "donor" else None
@@ -173,6 +184,7 @@ class Session:
             beta=chosen_beta(codec, error_feedback),
             beat=self._beat,
             onlooker=exchange,
+            data=data,
         )
         declared = Declare(
             layout=tensors.layout.parameters,
@@ -184,6 +196,10 @@ class Session:
             step=state.step,
             term=self.safekeeping.term,
             version_term=self.safekeeping.term,
+            num_slots=data.num_slots,
+            wish=data.wish(0 if schedule.finished(state.step) else schedule.round_at(state.step).inner_steps),
+            slots=slots,
+            own_data=data.own_data,
         )
         view = self._member.declare(declared, lambda: exchange.stage_if_due(state))
         if isinstance(view, CatchUp):
@@ -191,6 +207,7 @@ class Session:
             self.joined_late = True
         if resumed or self.joined_late:
             tensors.write(state.anchor)
+        data.begin()
         self._start_members = tuple(sorted(view.members))
         self._loop = OuterLoop(
             tensors=tensors,
@@ -220,6 +237,19 @@ class Session:
             self.safekeeping.hold("residual", lambda: feedback.residual, feedback.restore)
         if self._model is not None:
             self.hold_buffers(self._model)
+
+    def _saved_slots(self, version: int) -> SlotTable | None:
+        """How far the data was read, as this peer's part or that of another one tells, best of all of this version.
+        Saved again with every version from now on."""
+        saved: list[Any] = list(self.safekeeping.others("data").values())
+        self.safekeeping.hold("data", self._slots_to_save, saved.append)
+        known = [msgspec.convert(each, SlotTable) for each in saved if each]
+        known = [each for each in known if each.version <= version]
+        return max(known, key=lambda each: each.version, default=None)
+
+    def _slots_to_save(self) -> Any:
+        slots = self._member.slots()
+        return msgspec.to_builtins(slots) if slots is not None else None
 
     def _rank(self, port: int, sidecar_port: int, numel: int) -> RankInfo:
         return RankInfo(
@@ -385,6 +415,20 @@ class Session:
         if self._loop is not None and not self.finished() and self._loop.work.steps:
             self._loop.finish_round()
 
+    # ---- leased data ---------------------------------------------------------------------------------------------
+
+    def slots(self) -> SlotTable | None:
+        """Positions in the data and leases, as last heard from the coordinator."""
+        return self._member.slots()
+
+    def want_slots(self, more: int) -> bool:
+        """Ask for more data slots within a round. Blocks until the coordinator has answered, at most `dead_s`: it may
+        be gone, and this peer can go on with what it holds."""
+        return self._member.want_slots(more, self.admission.timeouts.dead_s)
+
+    def read_for_good(self, peer: str, reads: Reads, wish: int) -> None:
+        """The coordinator knows it from the verdict."""
+
     # ---- leaving ---------------------------------------------------------------------------------------------------
 
     def leave(self, reason: str, *, done: bool) -> None:
@@ -419,6 +463,8 @@ class Session:
         try:
             if error is None and self._loop is not None and self._loop.finished():
                 self.safekeeping.finish(self._loop)
+            elif isinstance(error, QuorumLost | Unreachable) and self._loop is not None:
+                self.safekeeping.part(self._loop)
             self.leave(reason, done=done)
             self.safekeeping.close(LAST_SAVE_S if code < _BY_SIGNAL else _HURRY_S)
             self.events.emit(RunEnded(reason=reason, exit_code=code))

@@ -10,24 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 from collections.abc import Callable
-from typing import Any
-
-from msgspec.structs import replace
 
 from atoll import log
 from atoll.clock import MonotonicClock
 from atoll.errors import AtollError, Dismissed, Diverged, QuorumLost, Refused, Unreachable
 from atoll.membership import member, steps
-from atoll.membership.addresses import split_addresses
 from atoll.membership.desk import Desk
 from atoll.membership.link import (
     Admission,
     Credentials,
     Link,
-    NotReachedError,
-    open_link,
 )
 from atoll.membership.member_state import Phase
 from atoll.membership.messages import (
@@ -42,11 +35,11 @@ from atoll.membership.messages import (
     Verdict,
     View,
 )
+from atoll.membership.search import Search
 from atoll.membership.steps import Connected, CoordinatorSaid, Disconnected, MemberEvent, Tick, TrainerSaid
 from atoll.values import OpId, Plan
 
 OUTBOX_MESSAGES = 1024
-BACKOFF_S = (0.1, 1.0)
 
 _FAILURES: dict[str, type[AtollError]] = {
     "refused": Refused,
@@ -79,25 +72,20 @@ class Attendant:
         reach_s: float,
     ) -> None:
         self.progress = (0, "connecting", 0, 0)
-        self._who = who
-        self._addresses = split_addresses(who.address)  # the last good one first
-        self._shown = ", ".join(self._addresses)
+        self._peer = who.peer
+        self._search = Search(who, connect_s=connect_s, reach_s=reach_s)
         self._desk = desk
         self._on_abort = on_abort
         self._on_session_key = on_session_key
         self._on_serve = on_serve
         self._on_probe = on_probe
-        self._connect_s = connect_s
-        self._reach_s = reach_s
         self._clock = MonotonicClock()
-        self._jitter = random.Random()  # not the global generator: that one belongs to the user's training
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
         self._linked, self._unlinked = asyncio.Event(), asyncio.Event()
         self._outbox: asyncio.Queue[Message] = asyncio.Queue(OUTBOX_MESSAGES)
         self._session_key: bytes | None = None
         self._last_heard_s = 0.0
-        self._missed = ""
 
     async def run(self) -> None:
         """Until stopped, or goodbye was said, or membership ends (then the desk says why).
@@ -108,14 +96,14 @@ class Attendant:
         if self._stopped:
             return
         with contextlib.suppress(asyncio.CancelledError):
-            link = await self._reach_first()
-            begun = member.start(self._who.peer, link.admission.timeouts, self._clock.now_s())
+            link = await self._search.first()
+            begun = member.start(self._peer, link.admission.timeouts, self._clock.now_s())
             self._state = begun.state
             pulse = asyncio.create_task(self._pulse(link.admission.timeouts.heartbeat_s))
             try:
                 await self._follow(link)
                 while self._state.phase is not Phase.OVER:
-                    link = await self._reach_again(link.admission.timeouts.connect_s)
+                    link = await self._search.again(link.admission.timeouts)
                     await self._follow(link)
             finally:
                 pulse.cancel()
@@ -147,72 +135,8 @@ class Attendant:
 
     # ---- the connection ------------------------------------------------------------------------------------
 
-    async def _reach_first(self) -> Link:
-        deadline_s = self._clock.now_s() + self._reach_s
-        async for pause_s in self._attempts():
-            remaining_s = deadline_s - self._clock.now_s()
-            try:
-                return await self._reach_any(max(0.05, min(self._connect_s, remaining_s)))
-            except NotReachedError as why:
-                self._missed = str(why)
-            if self._clock.now_s() + pause_s >= deadline_s:
-                break
-        raise Unreachable(
-            f"no coordinator at {self._shown} in {self._reach_s:.3g} s ({self._missed}); start one "
-            "with `atoll coordinator`, check the address, or start before it with --wait"
-        )
-
-    async def _reach_again(self, connect_s: float) -> Link:
-        """For as long as the machine waits for a lost coordinator: its Fail ends this."""
-        async for _ in self._attempts():
-            try:
-                return await self._reach_any(connect_s)
-            except NotReachedError as why:
-                missed = str(why)
-            except Refused as refusal:  # said without proof of the token: perhaps not our coordinator at all
-                missed = str(refusal)
-            if missed != self._missed:
-                _log.warning("cannot reach the coordinator at %s: %s; trying again", self._shown, missed)
-            self._missed = missed
-        raise AssertionError("attempts never end")
-
-    async def _reach_any(self, within_s: float) -> Link:
-        """The first coordinator that admits this peer: each is tried once, with a fair share of the time.
-
-        Raises Refused if one refuses and none admits, else NotReachedError with what each answered.
-        """
-        deadline_s = self._clock.now_s() + within_s
-        missed: list[str] = []
-        refused: list[str] = []
-        for index, address in enumerate(self._addresses):
-            share_s = (deadline_s - self._clock.now_s()) / (len(self._addresses) - index)
-            at = f"{address}: " if len(self._addresses) > 1 else ""
-            try:
-                link = await open_link(replace(self._who, address=address), max(0.05, share_s))
-            except NotReachedError as why:
-                missed.append(f"{at}{why}")
-            except Refused as refusal:
-                refused.append(f"{at}{refusal}")
-            else:
-                others = self._addresses[:index] + self._addresses[index + 1 :]
-                self._addresses = (address, *others)
-                return link
-        if refused:
-            raise Refused("; ".join(refused))
-        raise NotReachedError("; ".join(missed))
-
-    async def _attempts(self) -> Any:
-        """Endless, with growing and jittered pauses between; yields the next pause in seconds."""
-        pause_s, longest_s = BACKOFF_S
-        while True:
-            jittered_s = pause_s * self._jitter.uniform(0.5, 1.0)
-            yield jittered_s
-            await asyncio.sleep(jittered_s)
-            pause_s = min(2 * pause_s, longest_s)
-
     async def _follow(self, link: Link) -> None:
         """One connection, from proof to its end."""
-        self._missed = ""
         self._last_heard_s = self._clock.now_s()
         self._outbox = asyncio.Queue(OUTBOX_MESSAGES)
         self._link = link
@@ -262,10 +186,7 @@ class Attendant:
                     "nothing heard from the coordinator for %.1f s; connecting again",
                     now_s - self._last_heard_s,
                 )
-                self._addresses = (
-                    *self._addresses[1:],
-                    self._addresses[0],
-                )  # frozen or cut off: others first
+                self._search.others_first()  # it is frozen or cut off
                 await self._link.close()
 
     # ---- the machine ---------------------------------------------------------------------------------------
@@ -295,6 +216,8 @@ class Attendant:
                 self._desk.lay_catch_up(order)
             case steps.Order(Plan() | Verdict() as order):
                 self._desk.lay_order(order)
+            case steps.TellLeases(slots, answers):
+                self._desk.lay_leases(slots, answers)
             case steps.Resume():
                 self._desk.lay_resume()
             case steps.ServeOthers(version, stage):
@@ -313,7 +236,11 @@ class Attendant:
             case steps.CloseConnection():
                 self._closing = asyncio.create_task(self._link.close())
             case steps.Fail(kind, reason):
-                also = f" ({self._shown}: {self._missed or 'silent'})" if kind == "unreachable" else ""
+                also = (
+                    f" ({self._search.shown}: {self._search.missed or 'silent'})"
+                    if kind == "unreachable"
+                    else ""
+                )
                 self._end(_FAILURES[kind](reason + also))
             case _:
                 raise AssertionError(f"not an effect of a member: {effect!r}")

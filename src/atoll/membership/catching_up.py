@@ -13,6 +13,7 @@ from itertools import chain, islice
 from msgspec.structs import replace
 
 from atoll import events
+from atoll.membership import leasing
 from atoll.membership.admission import dismiss
 from atoll.membership.coordinator_state import (
     CatchingUp,
@@ -61,8 +62,20 @@ def begin_declared(draft: Draft, record: PeerRecord, message: Declare, why: str,
         trusted=trusted,
         wants_snapshot=message.version == 0 and _replay_is_more(draft.state),
         why=why,
+        slots=message.slots,
     )
-    begin(draft, replace(record, ranks=message.ranks, step=max(record.step, message.step)), held)
+    begin(
+        draft,
+        replace(
+            record,
+            ranks=message.ranks,
+            step=max(record.step, message.step),
+            wish=message.wish,
+            own_data=message.own_data,
+        ),
+        held,
+    )
+    leasing.compare_own(draft, record.peer, message.own_data)
 
 
 def _replay_is_more(state: CoordinatorState) -> bool:
@@ -136,6 +149,7 @@ def hear_caught_up(draft: Draft, record: PeerRecord, message: CaughtUp) -> None:
         version=message.version,
         round=message.round,
         digest=message.digest,
+        slots=None,
         trusted=_is_of_the_run(draft.state, message.version, message.digest),
     )
     draft.put(replace(record, catching_up=held, step=max(record.step, message.step)))
@@ -219,6 +233,7 @@ def _admit(draft: Draft, record: PeerRecord, held: CatchingUp) -> None:
             joined_round=state.round.number,
         )
     )
+    leasing.welcome(draft, record.peer)
     members = ids(draft.state.members())
     draft.emit(
         events.PeerJoined(

@@ -19,6 +19,7 @@ from atoll.membership import auth
 from atoll.membership.addresses import split_addresses
 from atoll.membership.attendant import Attendant
 from atoll.membership.desk import SLICE_S, Desk
+from atoll.membership.leases import SlotTable
 from atoll.membership.link import Admission, Credentials
 from atoll.membership.messages import (
     Applied,
@@ -30,6 +31,7 @@ from atoll.membership.messages import (
     Probe,
     Probed,
     Ready,
+    SlotsWanted,
     SnapshotWanted,
     Verdict,
     View,
@@ -86,6 +88,7 @@ class Member:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._asked = 0
 
     def connect(self) -> Admission:
         """Prove the token; blocks at most `max(connect_s, wait_s)`. Raises Unreachable or Refused."""
@@ -153,6 +156,17 @@ class Member:
     def asked_to_leave(self) -> str:
         """Why an operator wishes this peer to leave at its next safe point; "" if none does."""
         return self._desk.leave_reason()
+
+    def slots(self) -> SlotTable | None:
+        """Positions in the data and leases, as last heard; None if nothing is leased."""
+        return self._desk.slots()
+
+    def want_slots(self, more: int, timeout_s: float) -> bool:
+        """Ask for `more` data slots before the round ends; blocks until this is answered (then `slots` has what there
+        is), at most `timeout_s`. False if there is no answer."""
+        self._asked += 1
+        self._say(SlotsWanted(self._asked, more))
+        return self._desk.wait_answer(self._asked, timeout_s)
 
     def ready(self, message: Ready) -> None:
         self._say(message)

@@ -17,6 +17,7 @@ from atoll.membership import (
     catching_up,
     declaration,
     learning,
+    leasing,
     liveness,
     operator_requests,
     probing,
@@ -43,6 +44,7 @@ from atoll.membership.messages import (
     Probed,
     Ready,
     Scalar,
+    SlotsWanted,
     SnapshotWanted,
     Vote,
 )
@@ -194,6 +196,8 @@ def _hear(draft: Draft, record: PeerRecord, event: PeerSaid) -> bool:
             return False
         case Ready():
             rounds.record_ready(draft, record, message)
+        case SlotsWanted():
+            leasing.hear_wanted(draft, record, message)
         case Vote():
             verdicts.record_vote(draft, record, message)
         case Applied():
@@ -236,6 +240,7 @@ def _settle(draft: Draft, time_passed: bool) -> str:
 def _decide(draft: Draft) -> str:
     verdicts.settle_attempt(draft)
     learning.roll_back(draft)
+    leasing.take_back(draft)
     catching_up.settle(draft)
     _start_run(draft)
     operator_requests.settle_stop(draft)
@@ -253,6 +258,7 @@ def _start_run(draft: Draft) -> None:
     draft.set(started=True, peers=peers, begun_s=draft.now_s + state.paused_s)
     reason = f"the run starts with {listed(ids(members))}"
     draft.because(reason)
+    leasing.start(draft)
     draft.members_changed(reason)
 
 

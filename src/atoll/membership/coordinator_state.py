@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll import events
+from atoll.membership.leases import Reads, SlotTable
 from atoll.membership.messages import CatchUp, Message, Ready, Scalar, Verdict, View, Vote
 from atoll.membership.rates import Rates
 from atoll.membership.recollection import Recollection
@@ -43,8 +44,8 @@ _VERSIONS_REMEMBERED = 64
 class CatchingUp(msgspec.Struct, frozen=True):
     """A peer that declared, and does not hold the newest version.
 
-    `version`, `round` and `digest` are of the state it holds; `trusted` if its bits may be the run's. `told` is the
-    order it got last.
+    `version`, `round` and `digest` are of the state it holds; `trusted` if its bits may be the run's. `slots` is the
+    table of data slots that it has of this version, `told` the order it got last.
     """
 
     version: int
@@ -54,6 +55,7 @@ class CatchingUp(msgspec.Struct, frozen=True):
     trusted: bool = True
     wants_snapshot: bool = False
     why: str = ""
+    slots: SlotTable | None = None
     told: CatchUp | None = None
 
 
@@ -65,7 +67,8 @@ class PeerRecord(msgspec.Struct, frozen=True):
     often its bits were not the run's, `served` the version that its sidecar was last woken for, and whether to stage.
     `met_before` if this process was connected to this coordinator before: then it has the term from it.
     What its heartbeats say: `step`, `phase`, and how far it is in its round. `leaving` is why it was asked to leave,
-    "" while it was not.
+    "" while it was not; `wish` is how many data slots it wishes to hold,
+    `own_data` the digest of data that it reads alone.
     """
 
     peer: str
@@ -88,12 +91,15 @@ class PeerRecord(msgspec.Struct, frozen=True):
     steps_in_round: int = 0
     round_steps: int = 0
     leaving: str = ""
+    wish: int = 0
+    own_data: str = ""
 
 
 class Attempt(msgspec.Struct, frozen=True):
     """One try at the open round. `failed` says why it cannot be committed any more; "" while it still can.
 
-    `incarnations` are the processes that were planned: another process under the same id does not count.
+    `incarnations` are the processes that were planned: another process under the same id does not count. `reads` is
+    what each of them has read, `unleased` who read what is not leased to it.
     """
 
     plan: Plan
@@ -103,6 +109,8 @@ class Attempt(msgspec.Struct, frozen=True):
     due_s: float
     votes: dict[str, Vote] = {}
     failed: str = ""
+    reads: dict[str, Reads] = {}
+    unleased: tuple[str, ...] = ()
 
 
 class OpenRound(msgspec.Struct, frozen=True):
@@ -152,17 +160,19 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     """Everything the coordinator machine knows. `peers` is in the order of joining, oldest first.
 
     `digest` is the agreed digest of the newest version's state, "" until the members reported it; `known` are the
-    last versions that have one. `learning` while the journal may be short of what the peers know; `journaled_term`
-    is the last one in it when this coordinator started; `met` are the processes that came while it was learning;
-    until `relearns_until_s` peers are waited for that may know more. `commit` is the last committed verdict,
-    `verdict` the last of any outcome. `norms` are the medians of the last committed rounds, `offences` the rounds
-    in which peers' updates were refused, `rates` what the links were seen to carry, `probed` the members whose links
-    were asked for. `done` if the last member to go
-    had all it was asked for. `diverging_rounds` is how many of the last rounds in a row had no finite update.
-    `short_since_s` is since when there are too few members, `no_holder_since_s` since when nobody who is here holds
-    the newest version. `saved_at_s` is the run's age at its last checkpoint. `stopping` says why the open round is
-    to be the last, "" while it is not; `evictions` are by peer id. `over` says why the run ended, "" while it goes
-    on. `recollection` decides nothing.
+    last versions that have one. `learning` while the journal may be short of what the peers know; `decided_term`
+    is that of the last plan or roll-back in it when this coordinator started; `met` are the processes that came
+    while it was learning; until `relearns_until_s` peers are waited for that may know more. `commit` is the last
+    committed verdict, `verdict` the last of any outcome. `norms` are the medians of the last committed rounds,
+    `offences` the rounds in which peers' updates were refused, `rates` what the links were seen to carry, `probed`
+    the members whose links were asked for. `done` if the last member to go had all it was asked for.
+    `diverging_rounds` is how many of the last rounds in a row had no finite update. `short_since_s` is since when
+    there are too few members, `no_holder_since_s` since when nobody who is here holds the newest version.
+    `saved_at_s` is the run's age at its last checkpoint. `stopping` says why the open round is to be the last, ""
+    while it is not; `evictions` are by peer id. `slots` are the positions in the data and the leases, None if nothing
+    is leased; `tables` those of the last commits; `returning` are peers that hold leases and are gone;
+    `old_positions` while `slots` are those of an older version, for want of better. `over` says why the run ended, ""
+    while it goes on. `recollection` decides nothing.
     """
 
     settings: CoordinatorSettings
@@ -177,7 +187,7 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     digest: str = ""
     known: tuple[KnownVersion, ...] = ()
     learning: bool = True
-    journaled_term: int = 0
+    decided_term: int = 0
     met: tuple[tuple[str, str], ...] = ()
     relearns_until_s: float | None = None
     no_holder_since_s: float | None = None
@@ -198,6 +208,10 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     gone: tuple[Gone, ...] = ()
     stopping: str = ""
     evictions: dict[str, Eviction] = {}
+    slots: SlotTable | None = None
+    tables: tuple[SlotTable, ...] = ()
+    returning: tuple[str, ...] = ()
+    old_positions: bool = False
     over: str = ""
     recollection: Recollection = Recollection()
 
@@ -294,6 +308,8 @@ class Draft:
         if record.incarnation and (record.member or fenced):
             gone = (*gone, Gone((peer, record.incarnation), fenced))[-_GONE_REMEMBERED:]
         self.set(peers=peers, gone=gone, done=done if record.member else self.state.done)
+        if self.state.slots is not None and peer in self.state.slots.leases:
+            self.set(returning=tuple(dict.fromkeys((*self.state.returning, peer))))
 
     def fence_gone(self, peer: str, incarnation: str) -> None:
         """A process that was lost must not take its id back from this newer one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll import events
-from atoll.membership import learning
+from atoll.membership import learning, leasing
 from atoll.membership.admission import dismiss, refuse
 from atoll.membership.catching_up import begin_declared, wrong_bits
 from atoll.membership.coordinator_state import Draft, PeerRecord, counted, ids
@@ -47,12 +47,17 @@ def declare(draft: Draft, record: PeerRecord, message: Declare) -> None:
             step=max(record.step, message.step),
             moved_s=draft.now_s,
             ready=message.pending if waits_in_round and newest else None,
+            wish=message.wish,
+            own_data=message.own_data,
         )
     )
     draft.because(
         f"{record.peer} declared version {message.version}" + (" and is ready" if waits_in_round else "")
     )
     _tell_verdicts(draft, record.peer, message)
+    leasing.define(draft, message)
+    leasing.compare_own(draft, record.peer, message.own_data)
+    leasing.welcome(draft, record.peer, message)
     if newcomer:
         members = ids(draft.state.members())
         draft.emit(events.PeerJoined(peer=record.peer, version=message.version, members=members))
@@ -77,6 +82,8 @@ def _mismatch(draft: Draft, peer: str, message: Declare) -> tuple[str, str] | No
         )
         if reason is not None:
             return "layout", f"{reason}; start {peer!r} with the run's model"
+    if reason := leasing.difference(state, message):
+        return "settings", reason
     if message.version == 0 == state.version and state.digest not in ("", message.digest):
         return "digest", (
             f"peer {peer!r} starts from other weights (digest {message.digest}) than the run (digest "

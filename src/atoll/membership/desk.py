@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from atoll.errors import AtollError, MembershipError
+from atoll.membership.leases import SlotTable
 from atoll.membership.link import Admission
 from atoll.membership.messages import CatchUp, Serve, Verdict, View
 from atoll.values import Plan
@@ -31,6 +32,8 @@ class Desk:
         self._order: Plan | Verdict | None = None
         self._catch_up: CatchUp | None = None
         self._serve: Serve | None = None
+        self._slots: SlotTable | None = None
+        self._answered = 0
         self._resumed = 0
         self._freeze_round = -1
         self._leave_reason = ""
@@ -61,6 +64,12 @@ class Desk:
             self._catch_up = order
             if isinstance(self._order, Plan):
                 self._order = None
+            self._changed.notify_all()
+
+    def lay_leases(self, slots: SlotTable, answers: int) -> None:
+        with self._changed:
+            self._slots = slots
+            self._answered = max(self._answered, answers)
             self._changed.notify_all()
 
     def lay_resume(self) -> None:
@@ -150,6 +159,24 @@ class Desk:
                 if remaining_s <= 0:
                     return None
                 self._changed.wait(min(remaining_s, SLICE_S))
+
+    def slots(self) -> SlotTable | None:
+        """Positions in the data and leases, as last heard."""
+        with self._changed:
+            return self._slots
+
+    def wait_answer(self, number: int, timeout_s: float) -> bool:
+        """Blocks until the `number`-th wish for slots is answered, at most `timeout_s`; True if it was. Whoever has to
+        catch up waits in vain."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while self._answered < number:
+                self._raise_failure()
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0 or self._catch_up is not None:
+                    return False
+                self._changed.wait(min(remaining_s, SLICE_S))
+            return True
 
     def admission(self) -> Admission:
         with self._changed:

@@ -51,9 +51,10 @@ def select(
     norm_limit: float,
     equal: bool,
     probation: Mapping[str, str] | None = None,
+    unleased: Mapping[str, str] | None = None,
 ) -> Selection:
     """Decide over the round's `readies` (by peer). `equal`: every contributor weighs 1, not its tokens. `probation`
-    says of peers that are on it why.
+    says of peers that are on it why, `unleased` of those who read data that is not leased to them.
     """
     left_out = {
         peer: f"its update is not finite ({ready.tokens} tokens in {ready.steps} steps)"
@@ -67,6 +68,8 @@ def select(
     }
     idle = tuple(sorted(set(readies) - set(left_out) - set(finite)))
     diverging = bool(left_out) and not finite
+    left_out |= {peer: why for peer, why in sorted((unleased or {}).items()) if peer in finite}
+    finite = {peer: ready for peer, ready in finite.items() if peer not in left_out}
     held = {peer: why for peer, why in sorted((probation or {}).items()) if peer in finite}
     if len(held) < len(finite):  # better an offender's update than none
         left_out |= held

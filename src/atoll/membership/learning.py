@@ -2,7 +2,8 @@
 
 *Learn*: the journal is empty, or older than the run. A peer reports a version above the journal's; versions exist only
 if they were committed, so the run stands there. Only a coordinator that has planned nothing yet learns, and only from
-a peer whose version is of no older term than the journal's last: that one was rolled back.
+a peer whose version is of no older term than the journal's last plan or roll-back: that one was rolled back. Terms that
+were raised and decided nothing do not count: a coordinator that dies while it learns goes on learning.
 
 *Roll back*: the journal's newest version is held by nobody who is here, for `relearn_s`. The run goes on from the
 newest version that somebody has and whose digest is the journaled one, under a new term, so that nothing said under
@@ -14,6 +15,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll import events
+from atoll.membership import leasing
 from atoll.membership.catching_up import begin
 from atoll.membership.coordinator_state import (
     CatchingUp,
@@ -23,6 +25,7 @@ from atoll.membership.coordinator_state import (
     PeerRecord,
     remember,
 )
+from atoll.membership.leases import SlotTable
 from atoll.membership.messages import Declare
 from atoll.membership.steps import TermRaised, VersionLearned
 
@@ -44,14 +47,19 @@ def learn(draft: Draft, record: PeerRecord, message: Declare) -> None:
     round_ = max(message.round, message.pending.round - 1 if message.pending else 0)
     newer = message.version > state.version
     later = message.version == state.version and round_ >= state.round.number
-    if not (newer or later) or message.version_term < state.journaled_term:
+    if message.version_term < state.decided_term:
+        return
+    if not (newer or later):
+        _learn_positions(draft, record, message)
         return
     why = (
         f"{record.peer} holds version {message.version} after round {round_}, which this coordinator's journal "
         f"(version {state.version}, round {state.round.number - 1}) does not know: learned from it"
     )
     behind = state.members() if newer else ()
-    _stand_at(draft, message.version, round_, "", state.term, why)  # of its digest the majority decides
+    _stand_at(
+        draft, message.version, round_, "", state.term, why, message.slots
+    )  # of its digest the majority decides
     _wait_for_others(draft)
     for member in behind:
         held = CatchingUp(
@@ -62,6 +70,15 @@ def learn(draft: Draft, record: PeerRecord, message: Declare) -> None:
             why=f"the run is at version {message.version}: {member.peer} catches up",
         )
         begin(draft, member, held)
+
+
+def _learn_positions(draft: Draft, record: PeerRecord, message: Declare) -> None:
+    """This one knows how far the data was read at the version that was learned; who was here before did not."""
+    state = draft.state
+    exact = message.slots is not None and message.slots.version == state.version == message.version
+    if exact and state.old_positions:
+        why = f"{record.peer} knows how far the data was read at version {state.version}"
+        _stand_at(draft, state.version, state.round.number - 1, state.digest, state.term, why, message.slots)
 
 
 def _wait_for_others(draft: Draft) -> None:
@@ -96,7 +113,10 @@ def roll_back(draft: Draft) -> None:
         f"nobody who is here holds version {state.version} for relearn_s = {draft.timeouts.relearn_s:g} s: the run is "
         f"rolled back to version {newest.version} (round {newest.round})"
     )
-    _stand_at(draft, newest.version, newest.round, newest.digest, state.term + 1, why)
+    told = [held.slots for held in held_here if held.version == newest.version and held.slots is not None]
+    best = max(told, key=lambda each: each.version, default=None)
+    term = state.term + 1
+    _stand_at(draft, newest.version, newest.round, newest.digest, term, why, best, rolled_back=True)
     for record in here:
         held = record.catching_up
         assert held is not None
@@ -110,15 +130,26 @@ def _behind(state: CoordinatorState) -> list[PeerRecord]:
     return [record for record in state.peers.values() if record.catching_up is not None and record.connected]
 
 
-def _stand_at(draft: Draft, version: int, round_: int, digest: str, term: int, why: str) -> None:
+def _stand_at(
+    draft: Draft,
+    version: int,
+    round_: int,
+    digest: str,
+    term: int,
+    why: str,
+    slots: SlotTable | None,
+    *,
+    rolled_back: bool = False,
+) -> None:
     """From now on, and after every restart, the run stands here; nothing said under an older term counts."""
     state = draft.state
     term = max(term, state.term)
     if term > state.term:
         draft.journal(TermRaised(term=term, session_key=state.session_key))
-    draft.journal(VersionLearned(version=version, round=round_, digest=digest, why=why))
+    draft.set(term=term)
+    table = leasing.adopt(draft, version, slots)
+    draft.journal(VersionLearned(version, round_, digest, why, rolled_back, table))
     draft.set(
-        term=term,
         version=version,
         digest=digest,
         known=remember(state.known, version, round_, digest) if digest else state.known,

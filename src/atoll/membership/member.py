@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from atoll.membership.leases import SlotTable
 from atoll.membership.member_state import IN_ROUND, WAITING, MemberState, Phase
 from atoll.membership.messages import (
     Abort,
@@ -27,6 +28,7 @@ from atoll.membership.messages import (
     Ended,
     Freeze,
     HeartbeatAck,
+    Leases,
     Leave,
     Message,
     PeerMessage,
@@ -36,6 +38,7 @@ from atoll.membership.messages import (
     Reduce,
     Refused,
     Serve,
+    SlotsWanted,
     SnapshotWanted,
     Verdict,
     View,
@@ -58,6 +61,7 @@ from atoll.membership.steps import (
     Send,
     ServeOthers,
     Step,
+    TellLeases,
     Tick,
     TrainerSaid,
 )
@@ -144,6 +148,8 @@ def _connect(state: MemberState, term: int) -> Outcome:
     said = _send(state, declaration)
     if state.vote is not None and state.vote.op.term == state.term:
         said += _send(state, state.vote)
+    if state.wanted is not None:
+        said += _send(state, state.wanted)
     what = (
         f"waits for the verdict of round {state.pending.round}"
         if state.pending
@@ -165,6 +171,8 @@ def _declaration(state: MemberState) -> Declare:
         term=state.term,
         version_term=state.version_term,
         applying=state.applying is not None,
+        slots=state.slots,
+        leases=state.told.held(state.peer) if state.told is not None else (),
     )
 
 
@@ -183,6 +191,7 @@ def _say(state: MemberState, message: PeerMessage) -> Outcome:
                 round=message.round,
                 digest=message.digest,
                 version_term=message.version_term,
+                slots=message.slots,
             )
             return _step(state, f"{state.peer} declares version {state.version}", *_send(state, message))
         case Ready():
@@ -193,8 +202,18 @@ def _say(state: MemberState, message: PeerMessage) -> Outcome:
             assert state.applying is not None, f"nothing to apply in phase {state.phase}"
             assert message.version == state.applying.version, "applied another version than the verdict's"
             phase = Phase.LOCAL if state.phase is Phase.APPLYING else state.phase
-            state = replace(state, phase=phase, version=message.version, digest=message.digest, applying=None)
+            state = replace(
+                state,
+                phase=phase,
+                version=message.version,
+                digest=message.digest,
+                applying=None,
+                slots=_of_version(message.version, state.told, state.applying.slots),
+            )
             return _step(state, f"{state.peer} holds version {state.version}", *_send(state, message))
+        case SlotsWanted(more=more):
+            state = replace(state, wanted=message)
+            return _step(state, f"{state.peer} asks for {more} more data slots", *_send(state, message))
         case SnapshotWanted():
             return _step(state, f"{state.peer} asks for a snapshot", *_send(state, message))
         case CaughtUp():
@@ -210,15 +229,19 @@ def _say(state: MemberState, message: PeerMessage) -> Outcome:
 
 
 def _say_ready(state: MemberState, message: Ready) -> Outcome:
-    """The round is the coordinator's to number: a round skipped meanwhile makes this `ready` the next
-    one's.
+    """The round is the coordinator's to number: a round skipped meanwhile makes this `ready` the next one's. What it
+    says of the round after its own holds no more then.
     """
     if state.phase is Phase.CATCHING_UP:
         return _step(state, f"{state.peer} was ready, but has to catch up first")
     assert state.phase is Phase.LOCAL, f"ready in phase {state.phase}"
     assert message.version == state.version, f"ready on version {message.version}, holds {state.version}"
-    pending = replace(message, round=state.round + 1)
+    number = state.round + 1
+    round_steps = message.round_steps if message.round == number else 0
+    pending = replace(message, round=number, round_steps=round_steps)
     state = replace(state, phase=Phase.READY, pending=pending, digest=message.digest)
+    if state.declare is not None:
+        state = replace(state, declare=replace(state.declare, wish=message.wish))
     return _step(state, f"{state.peer} is ready for round {pending.round}", *_send(state, pending))
 
 
@@ -238,6 +261,7 @@ def _say_caught_up(state: MemberState, message: CaughtUp) -> Outcome:
         version_term=state.term,
         round=message.round,
         digest=message.digest,
+        slots=_of_version(message.version, state.told, None),
     )
     return _step(state, f"{state.peer} has caught up with version {message.version}", *_send(state, message))
 
@@ -265,6 +289,8 @@ def _hear(state: MemberState, message: CoordinatorMessage) -> Outcome:
             return _hear_abort(state, message)
         case Verdict():
             return _hear_verdict(state, message)
+        case Leases():
+            return _hear_leases(state, message)
         case AskToLeave(reason=reason):
             return _step(state, reason, RequestLeave(reason))
         case Refused(reason=reason):
@@ -359,9 +385,38 @@ def _hear_verdict(state: MemberState, verdict: Verdict) -> Outcome:
     if not holds or verdict.version != state.version + 1:
         return _miss(state, verdict)
     # ---- commit line: from here on this peer steps ----
-    state = _end_round(state, verdict, Phase.APPLYING)
+    state, told = _told(_end_round(state, verdict, Phase.APPLYING), verdict)
     state = replace(state, applying=verdict, version_term=verdict.op.term)
-    return _step(state, verdict.reason, Order(verdict))
+    return _step(state, verdict.reason, *told, Order(verdict))
+
+
+def _hear_leases(state: MemberState, message: Leases) -> Outcome:
+    """The newest counts, in whatever order they come. Of an older one at least the answer does."""
+    told = _newest(state.told, message.slots)
+    answered = state.wanted is not None and message.answers == state.wanted.number
+    here = told is not None and told.version == state.version and state.applying is None
+    state = replace(
+        state,
+        told=told,
+        slots=told if here else state.slots,
+        wanted=None if answered else state.wanted,
+    )
+    assert told is not None
+    held = len(told.held(state.peer))
+    effect = TellLeases(told, message.answers if answered else 0)
+    return _step(state, f"{state.peer} holds {held} data slots", effect)
+
+
+def _newest(told: SlotTable | None, slots: SlotTable | None) -> SlotTable | None:
+    if told is None or slots is None:
+        return told or slots
+    return slots if slots.stamp > told.stamp else told
+
+
+def _of_version(version: int, *tables: SlotTable | None) -> SlotTable | None:
+    """The newest of these that is of this version."""
+    known = [table for table in tables if table is not None and table.version == version]
+    return max(known, key=lambda table: table.stamp, default=None)
 
 
 def _miss(state: MemberState, verdict: Verdict) -> Outcome:
@@ -385,7 +440,15 @@ def _hear_skip(state: MemberState, verdict: Verdict) -> Outcome:
         last = (RequestFreeze(verdict.op.round + 1), Order(verdict)) if verdict.ends else ()
         return _step(replace(state, round=verdict.op.round), verdict.reason, *last)
     aborts = (AbortAttempt(state.op, verdict.reason),) if state.phase is Phase.REDUCING else ()
-    return _step(_end_round(state, verdict, Phase.LOCAL), verdict.reason, *aborts, Order(verdict))
+    state, told = _told(_end_round(state, verdict, Phase.LOCAL), verdict)
+    state = replace(state, slots=_of_version(state.version, state.told))
+    return _step(state, verdict.reason, *aborts, *told, Order(verdict))
+
+
+def _told(state: MemberState, verdict: Verdict) -> tuple[MemberState, tuple[Effect, ...]]:
+    """The trainer has the verdict's leases, or newer ones, before it obeys the verdict."""
+    told = _newest(state.told, verdict.slots)
+    return replace(state, told=told), (TellLeases(told),) if told is not None else ()
 
 
 def _end_round(state: MemberState, verdict: Verdict, phase: Phase) -> MemberState:

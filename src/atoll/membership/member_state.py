@@ -6,7 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
-from atoll.membership.messages import Declare, Ready, Verdict, Vote
+from atoll.membership.leases import SlotTable
+from atoll.membership.messages import Declare, Ready, SlotsWanted, Verdict, Vote
 from atoll.membership.settings import Timeouts
 from atoll.values import OpId
 
@@ -34,7 +35,8 @@ class MemberState(msgspec.Struct, frozen=True):
 
     `round` is the last round whose verdict is known, `op` the newest attempt heard of. `pending` is the
     `ready` that waits for a verdict, `vote` what was said of `op`, `applying` the verdict being obeyed. `term` is the
-    highest heard of, `version_term` the one under which `version` was made or fetched.
+    highest heard of, `version_term` the one under which `version` was made or fetched. `slots` is the table of data
+    slots as of `version`, as far as it is known, `told` the newest heard of; `wanted` waits for an answer.
     """
 
     peer: str
@@ -53,3 +55,6 @@ class MemberState(msgspec.Struct, frozen=True):
     pending: Ready | None = None
     vote: Vote | None = None
     applying: Verdict | None = None
+    slots: SlotTable | None = None
+    told: SlotTable | None = None
+    wanted: SlotsWanted | None = None

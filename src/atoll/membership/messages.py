@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.membership.leases import Lease, Reads, SlotTable
 from atoll.values import (
     Contribution,
     Edge,
@@ -87,6 +88,10 @@ class Declare(Message, frozen=True):
     it waits on with its `ready` (None in LOCAL). `term` is the highest that it had heard of before
     this connection, `version_term` the one under which it got its version; 0 for a new process. `applying`
     while it takes the outer step of `round`, which is not in `version` yet.
+
+    Of its data: the text has `num_slots` (0: it needs no leases), of which it wishes to hold `wish`; `slots` is the
+    table as of `version` as far as it knows, `leases` what it was told that it holds and may have read in. `own_data`
+    is the digest of data that it reads alone.
     """
 
     layout: tuple[ParameterInfo, ...]
@@ -100,6 +105,11 @@ class Declare(Message, frozen=True):
     term: int = 0
     version_term: int = 0
     applying: bool = False
+    num_slots: int = 0
+    wish: int = 0
+    slots: SlotTable | None = None
+    leases: tuple[Lease, ...] = ()
+    own_data: str = ""
 
 
 class View(Message, frozen=True):
@@ -206,7 +216,8 @@ class Freeze(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Peer: frozen, update encoded. `positions` are data cursors as of the frozen step: (slot, position) pairs.
+    """Peer: frozen, update encoded. `reads` is what it read since its last committed work, as of the frozen step; it
+    wishes to hold `wish` data slots in the round after this.
 
     `update_digest` is that of the encoded update: what is sent again in a later attempt is told by it. `train_s` is how
     long the `steps` took, by this peer's own clock; `round_steps` how many the schedule has for the round after this.
@@ -219,7 +230,8 @@ class Ready(Message, frozen=True):
     steps: int
     norm: float
     finite: bool
-    positions: tuple[tuple[int, int], ...] = ()
+    reads: Reads = ()
+    wish: int = 0
     update_digest: str = ""
     train_s: float = 0.0
     round_steps: int = 0
@@ -255,7 +267,8 @@ class Verdict(Message, frozen=True):
     `outcome` is "committed" or "skipped". `version` is the version after it. `left_out` says why, by peer.
     `ends` means that the run is over with this round; `end_reason` says why. `inner_steps` are those of the next round,
     by member, where they differ by speed; who is not named makes the schedule's. `saves`: the version that it makes is
-    to be a checkpoint, its shared part brought to the run's remote place by `uploader`.
+    to be a checkpoint, its shared part brought to the run's remote place by `uploader`. `slots`: positions in the data
+    and leases from now on, of all peers; None if the run leases none.
     """
 
     op: OpId
@@ -271,6 +284,23 @@ class Verdict(Message, frozen=True):
     inner_steps: dict[str, int] = {}
     saves: bool = False
     uploader: str = ""
+    slots: SlotTable | None = None
+
+
+class SlotsWanted(Message, frozen=True):
+    """Peer: what I hold is read, or will be before this round ends; lease me `more` slots. `number` counts the
+    asking."""
+
+    number: int
+    more: int
+
+
+class Leases(Message, frozen=True):
+    """Coordinator: the leases changed within a round, and you are concerned. `answers` is the number of the SlotsWanted
+    that this answers, 0 if none: what is leased now is all that there is."""
+
+    slots: SlotTable
+    answers: int = 0
 
 
 class Applied(Message, frozen=True):
@@ -301,7 +331,17 @@ class AskToLeave(Message, frozen=True):
 
 
 PeerMessage = (
-    Connect | Declare | Heartbeat | Ready | Vote | Applied | SnapshotWanted | CaughtUp | Probed | Leave
+    Connect
+    | Declare
+    | Heartbeat
+    | Ready
+    | Vote
+    | Applied
+    | SlotsWanted
+    | SnapshotWanted
+    | CaughtUp
+    | Probed
+    | Leave
 )
 CoordinatorMessage = (
     Challenge
@@ -316,6 +356,7 @@ CoordinatorMessage = (
     | Reduce
     | Abort
     | Verdict
+    | Leases
     | Ended
     | AskToLeave
 )

@@ -86,7 +86,8 @@ class PeerStatus(msgspec.Struct, frozen=True):
     catching up   it fetches what it lacks
 
     `step` is the run's inner step that it reported; it has made `steps_in_round` of `round_steps`, as far as known.
-    `tokens` are those of its newest committed update. `heard_s` is how long ago it was last heard.
+    `tokens` are those of its newest committed update. `heard_s` is how long ago it was last heard, `slots`
+    how many data slots it holds.
     """
 
     peer: str
@@ -99,6 +100,16 @@ class PeerStatus(msgspec.Struct, frozen=True):
     tokens: int
     heard_s: float
     leaving: str = ""
+    slots: int = 0
+
+
+class SlotsStatus(msgspec.Struct, frozen=True):
+    """Of the text's `count` data slots: those of `epoch` are leased now; `leased` are, `unread` are free and unread."""
+
+    count: int
+    epoch: int
+    leased: int
+    unread: int
 
 
 class Remark(msgspec.Struct, frozen=True):
@@ -122,7 +133,8 @@ class Status(Message, frozen=True):
     `round` is the open one, `version` the newest committed. `waiting` says what is waited for, `why` explains it, one
     sentence each. `reasons` and `failures` are the newest decisions and failures, newest first. `tokens_per_s` is over
     the newest commits, all members together; None before two. `links` are the rates that engines saw, at most
-    `status.MAX_LINKS` of them, slowest first; a link with "" for one end stands for all others together.
+    `status.MAX_LINKS` of them, slowest first; a link with "" for one end stands for all others together. `slots` None:
+    no data is leased.
     """
 
     run: str
@@ -146,12 +158,26 @@ class Status(Message, frozen=True):
     reasons: tuple[Remark, ...]
     failures: tuple[Remark, ...]
     links: tuple[LinkRate, ...]
+    slots: SlotsStatus | None = None
+
+
+class StandingBy(Message, frozen=True):
+    """Coordinator, to every request: it does not lead `run`. `leader` is the address of who does, as that one shows
+    itself; "" while nobody leads, or while it is not known: `trouble` says why.
+    """
+
+    run: str
+    package: str
+    leader: str
+    trouble: str = ""
 
 
 Request = StatusWanted | StopRun | LeavePeer | EvictPeer
 
 _operator_decoder = msgspec.msgpack.Decoder(OperatorConnect | StatusWanted | StopRun | LeavePeer | EvictPeer)
-_reply_decoder = msgspec.msgpack.Decoder(Challenge | OperatorWelcome | Refused | Status | Done)
+Reply = Status | Done | StandingBy
+
+_reply_decoder = msgspec.msgpack.Decoder(Challenge | OperatorWelcome | Refused | Status | Done | StandingBy)
 
 
 def decode_from_operator(data: bytes) -> OperatorConnect | Request:
@@ -159,6 +185,6 @@ def decode_from_operator(data: bytes) -> OperatorConnect | Request:
     return _operator_decoder.decode(data)
 
 
-def decode_reply(data: bytes) -> Challenge | OperatorWelcome | Refused | Status | Done:
+def decode_reply(data: bytes) -> Challenge | OperatorWelcome | Refused | Reply:
     """Raises msgspec.ValidationError or msgspec.DecodeError for anything else."""
     return _reply_decoder.decode(data)

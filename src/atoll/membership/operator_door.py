@@ -16,7 +16,15 @@ from aiohttp import WSMsgType, web
 from atoll.membership import auth, gate, messages, operator
 from atoll.membership.frames import pack
 from atoll.membership.messages import Challenge, Refused
-from atoll.membership.operator import Done, OperatorConnect, OperatorWelcome, Request, Status, StatusWanted
+from atoll.membership.operator import (
+    Done,
+    OperatorConnect,
+    OperatorWelcome,
+    Reply,
+    Request,
+    Status,
+    StatusWanted,
+)
 from atoll.membership.steps import OperatorSaid
 
 ANSWER_S = 5.0
@@ -48,26 +56,9 @@ class OperatorDoor:
 
     async def attend(self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         """One connection from its first byte to its last."""
-        proven = await _prove(websocket, self._token)
-        if not isinstance(proven, auth.OperatorHandshake):
-            await self._gate.turn_away(websocket, transport, proven)
-            return
-        if transport is None:
-            return
-        self._gate.proved(transport)
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                welcome = OperatorWelcome(proof=proven.coordinator_proof(self._token))
-                await websocket.send_bytes(messages.encode(welcome))
-                request = await _receive(websocket)
-                if request is not None and not isinstance(request, OperatorConnect):
-                    for part in pack(await self._reply(request)):
-                        await websocket.send_bytes(part)
-                await websocket.close()
-        except TimeoutError:
-            transport.abort()
+        await attend_operator(websocket, transport, self._token, self._gate, self._reply)
 
-    async def _reply(self, request: Request) -> Status | Done:
+    async def _reply(self, request: Request) -> Reply:
         if isinstance(request, StatusWanted):
             return self._status()
         ticket = next(self._tickets)
@@ -77,6 +68,34 @@ class OperatorDoor:
             return await self._waiting[ticket]
         finally:
             del self._waiting[ticket]
+
+
+async def attend_operator(
+    websocket: web.WebSocketResponse,
+    transport: asyncio.Transport | None,
+    token: bytes,
+    strangers: gate.Gate,
+    reply: Callable[[Request], Awaitable[Reply]],
+) -> None:
+    """Let an operator prove the token, and answer its one request."""
+    proven = await _prove(websocket, token)
+    if not isinstance(proven, auth.OperatorHandshake):
+        await strangers.turn_away(websocket, transport, proven)
+        return
+    if transport is None:
+        return
+    strangers.proved(transport)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            welcome = OperatorWelcome(proof=proven.coordinator_proof(token))
+            await websocket.send_bytes(messages.encode(welcome))
+            request = await _receive(websocket)
+            if request is not None and not isinstance(request, OperatorConnect):
+                for part in pack(await reply(request)):
+                    await websocket.send_bytes(part)
+            await websocket.close()
+    except TimeoutError:
+        transport.abort()
 
 
 async def _prove(websocket: web.WebSocketResponse, token: bytes) -> auth.OperatorHandshake | Refused | None:

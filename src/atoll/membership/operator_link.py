@@ -20,7 +20,9 @@ from atoll.membership.operator import (
     Done,
     OperatorConnect,
     OperatorWelcome,
+    Reply,
     Request,
+    StandingBy,
     Status,
     StatusWanted,
 )
@@ -30,26 +32,30 @@ ASK_S = 10.0
 M = TypeVar("M")
 
 
-def ask_status(address: str, token: bytes) -> Status:
-    """How the run of the coordinator at `address` ("host:port") stands. Blocks at most ASK_S and a little.
+def ask_status(address: str, token: bytes) -> Status | StandingBy:
+    """How the run of the coordinator at `address` ("host:port") stands, or that it stands by while another one leads.
+    Blocks at most ASK_S and a little.
 
     Raises ConfigError, Unreachable or Refused, as `give_order`.
     """
     reply = asyncio.run(_ask(address, token, StatusWanted()))
-    assert isinstance(reply, Status)
+    assert not isinstance(reply, Done)
     return reply
 
 
 def give_order(address: str, token: bytes, request: Request) -> Done:
     """Have the coordinator decide about a request. Raises ConfigError for an address or token that cannot be right,
-    Unreachable if no coordinator answers, Refused if it has another token or protocol.
+    Unreachable if no coordinator answers or this one stands by, Refused if it has another token or protocol.
     """
     reply = asyncio.run(_ask(address, token, request))
+    if isinstance(reply, StandingBy):
+        leads = f"{reply.leader} leads, so give the order there" if reply.leader else "nobody leads"
+        raise Unreachable(f"the coordinator at {address} stands by, and decides nothing: {leads}")
     assert isinstance(reply, Done)
     return reply
 
 
-async def _ask(address: str, token: bytes, request: Request) -> Status | Done:
+async def _ask(address: str, token: bytes, request: Request) -> Reply:
     auth.check_token(token)
     split_address(address)
     http = open_http()
@@ -60,7 +66,8 @@ async def _ask(address: str, token: bytes, request: Request) -> Status | Done:
                 conversation = _Conversation(websocket)
                 await conversation.prove(address, token)
                 await conversation.say(request)
-                return await conversation.expect(Status if isinstance(request, StatusWanted) else Done)
+                told = Status if isinstance(request, StatusWanted) else Done
+                return await conversation.expect(told | StandingBy, what=f"a {told.__name__}")
             finally:
                 with contextlib.suppress(TimeoutError, OSError):  # it was heard, or it is gone
                     await asyncio.wait_for(websocket.close(), CLOSE_S)
@@ -117,14 +124,14 @@ class _Conversation:
         for part in pack(message):
             await self._websocket.send_bytes(part)
 
-    async def expect(self, kind: type[M]) -> M:
+    async def expect(self, kind: type[M], what: str = "") -> M:
         """The next message, if it is of this kind. Raises Refused with the coordinator's words."""
         message = await self._hear()
         if isinstance(message, messages.Refused):
             raise Refused(message.reason)
         if not isinstance(message, kind):
             said = "closed the connection" if message is None else f"sent {type(message).__name__}"
-            raise _NothingHeardError(f"it {said} instead of a {kind.__name__}")
+            raise _NothingHeardError(f"it {said} instead of {what or f'a {kind.__name__}'}")
         return message
 
     async def _hear(self) -> object | None:

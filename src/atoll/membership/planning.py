@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from atoll import events
-from atoll.membership import exclusion
+from atoll.membership import exclusion, leasing
 from atoll.membership.admission import dismiss
 from atoll.membership.catching_up import MOST_ELEMENTS, wrong_bits
 from atoll.membership.coordinator_state import (
@@ -23,7 +23,7 @@ from atoll.membership.coordinator_state import (
     majority,
 )
 from atoll.membership.exclusion import Selection
-from atoll.membership.messages import Reduce
+from atoll.membership.messages import Ready, Reduce
 from atoll.membership.rates import known_links
 from atoll.membership.steps import PlanMade, StateDigest
 from atoll.membership.verdicts import skip
@@ -82,12 +82,17 @@ def _select(draft: Draft, ready: tuple[PeerRecord, ...]) -> Selection:
     state = draft.state
     assert state.run_settings is not None
     return exclusion.select(
-        {record.peer: record.ready for record in ready if record.ready is not None},
+        _readies(ready),
         state.norms,
         norm_limit=state.settings.norm_limit,
         equal=state.run_settings.get("outer.weights") == "equal",
         probation=exclusion.probation(state.offences, state.round.number),
+        unleased=leasing.broken(state, _readies(ready)),
     )
+
+
+def _readies(ready: tuple[PeerRecord, ...]) -> dict[str, Ready]:
+    return {record.peer: record.ready for record in ready if record.ready is not None}
 
 
 def _choose_lanes(draft: Draft, ready: tuple[PeerRecord, ...], selection: Selection) -> PlanChoice | None:
@@ -181,6 +186,8 @@ def _start_attempt(
         left_out=selection.left_out,
         norms=selection.norms,
         due_s=draft.now_s + timeouts.attempt_s + timeouts.vote_s,
+        reads={peer: message.reads for peer, message in _readies(ready).items()},
+        unleased=tuple(leasing.broken(state, _readies(ready))),
     )
     draft.set_round(attempt=attempt, attempts=state.round.attempts + 1, previous=plan)
     draft.set(learning=False)

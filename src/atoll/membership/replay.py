@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from atoll.membership import leasing
 from atoll.membership.coordinator_state import CoordinatorState, Eviction, OpenRound, PeerRecord, remember
 from atoll.membership.exclusion import remember_norms
 from atoll.membership.messages import Scalar
@@ -14,6 +15,7 @@ from atoll.membership.settings import CoordinatorSettings
 from atoll.membership.steps import (
     EvictionDecided,
     JournalRecord,
+    LeasesChanged,
     MembersChanged,
     PlanMade,
     RunDefined,
@@ -59,7 +61,13 @@ def replay(
         )
         for peer in members
     }
-    return replace(state, term=state.term + 1, journaled_term=state.term, peers=expected)
+    held = state.slots.leases if state.slots is not None else {}
+    return replace(
+        state,
+        term=state.term + 1,
+        peers=expected,
+        returning=tuple(peer for peer in held if peer not in expected),
+    )
 
 
 def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
@@ -76,13 +84,15 @@ def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
         case MembersChanged():
             return replace(state, started=record.started, done=record.done)
         case PlanMade(op=op):
-            return replace(state, term=max(state.term, op.term))
+            return replace(state, term=max(state.term, op.term), decided_term=op.term)
         case StateDigest(version=version, digest=digest):
             if version != state.version:
                 return state
             known = remember(state.known, version, state.round.number - 1, digest)
             return replace(state, digest=digest, known=known)
-        case VersionLearned(version=version, round=round_, digest=digest):
+        case LeasesChanged():
+            return replace(state, slots=leasing.changed(state.slots, record))
+        case VersionLearned(version=version, round=round_, digest=digest, rolled_back=rolled_back):
             return replace(
                 state,
                 version=version,
@@ -92,6 +102,9 @@ def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
                 commit=None,
                 verdict=None,
                 done=False,
+                decided_term=state.term if rolled_back else state.decided_term,
+                slots=record.slots,
+                tables=leasing.remember((), record.slots),
             )
         case StopDecided(reason=reason):
             return replace(state, stopping=reason)
@@ -111,4 +124,6 @@ def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
                 elapsed_before_s=record.elapsed_s,
                 diverging_rounds=record.diverging_rounds,
                 saved_at_s=record.elapsed_s if verdict.saves else state.saved_at_s,
+                slots=verdict.slots,
+                tables=leasing.remember(state.tables, verdict.slots if committed else None),
             )

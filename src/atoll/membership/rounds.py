@@ -30,7 +30,7 @@ def record_ready(draft: Draft, record: PeerRecord, message: Ready) -> None:
             f"the open round is {state.round.number}, the newest version {state.version}"
         )
         return
-    draft.put(replace(record, ready=message, digest=message.digest, moved_s=draft.now_s))
+    draft.put(replace(record, ready=message, digest=message.digest, moved_s=draft.now_s, wish=message.wish))
     draft.because(
         f"{record.peer} is ready for round {message.round} ({message.tokens} tokens in {message.steps} steps)"
     )

@@ -1,57 +1,32 @@
-"""The coordinator's process: feeds the coordinator machine from sockets and carries out what it decides.
+"""The coordinator's process: one that leads from its first moment, or one of several that lead in turn.
 
-One event loop, no threads. One task (`_Service._hear_all`) owns the machine's state; connections put what
-they hear into its inbox, and it carries out effects in order: a record is in the journal before anything that
-follows from it is sent. With the journal in etcd there may be several such processes; those that do not lead
-stand by (`membership.standby`).
+With the journal in a file there is one (`membership.service`). With the journal in etcd there may be several; those
+that do not lead stand by (`membership.standby`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from aiohttp import WSMsgType, hdrs, web
-
-from atoll import log
 from atoll.clock import MonotonicClock
-from atoll.events import CoordinatorListening, EventLog
-from atoll.membership import auth, coordinator, gate, messages, status, steps
+from atoll.events import EventLog
+from atoll.membership import auth, coordinator, gate, steps
 from atoll.membership.addresses import join_address
-from atoll.membership.coordinator import CoordinatorState
 from atoll.membership.coordinator_state import MakeLanes
 from atoll.membership.etcd_journal import Contender
 from atoll.membership.etcd_place import EtcdPlace
-from atoll.membership.frames import PART_BYTES, Assembler, OversizedError
-from atoll.membership.gate import Gate
 from atoll.membership.journal import Journal, JournalFile
-from atoll.membership.link import PATH
-from atoll.membership.messages import Refused, Scalar, Welcome
-from atoll.membership.operator import OPERATOR_PATH
-from atoll.membership.operator_door import OperatorDoor
-from atoll.membership.peer_connection import FLUSH_S, PeerConnection
+from atoll.membership.messages import Scalar
+from atoll.membership.service import STOPPED, Service
 from atoll.membership.settings import CoordinatorSettings
 from atoll.membership.standby import lead_in_turn
 from atoll.membership.steps import (
-    CoordinatorEvent,
     JournalRecord,
-    PeerArrived,
-    PeerDropped,
-    PeerSaid,
-    Step,
-    Tick,
 )
-
-INBOX_EVENTS = 1024
-STOPPED = 143
-
-_log = log.get(__name__)
 
 
 async def serve(
@@ -81,7 +56,7 @@ async def serve(
     auth.check_token(token)
 
     async def lead(journal: Journal) -> tuple[int, str]:
-        service = _Service(settings, token, journal, nested_settings, events, make_lanes)
+        service = Service(settings, token, journal, nested_settings, events, make_lanes)
         service.begin(run_settings)
         return await service.run(listeners, ready, stop)
 
@@ -98,252 +73,13 @@ async def serve(
         address = join_address(advertise or bound_host, bound_port)
         ended = await lead_in_turn(
             Contender(journal_path, settings.run, address, settings.lease_s),
+            settings.run,
             lead,
             foresee=foresee,
             listeners=listeners,
             events=events,
             connect_s=settings.timeouts.connect_s,
+            token=token,
             stop=stop,
         )
         return ended or (STOPPED, "stopped on request, while another coordinator led")
-
-
-def _refuse(connection: PeerConnection, reason: str) -> None:
-    """Close a connection whose place another one has; `reason` "" if that is the same process's."""
-    if reason:
-        connection.send(Refused("peer", reason))
-    connection.close()
-
-
-class _Service:
-    """One run's coordinator: the machine's state, the connections, and the way between them."""
-
-    def __init__(
-        self,
-        settings: CoordinatorSettings,
-        token: bytes,
-        journal: Journal,
-        nested_settings: dict[str, Any] | None,
-        event_log: EventLog,
-        make_lanes: MakeLanes,
-    ) -> None:
-        self._settings = settings
-        self._token = token
-        self._journal = journal
-        self._nested_settings = nested_settings
-        self._events = event_log
-        self._make_lanes = make_lanes
-        self._clock = MonotonicClock()
-        self._gate = Gate()
-        self._inbox: asyncio.Queue[tuple[PeerConnection | None, CoordinatorEvent]] = asyncio.Queue(
-            INBOX_EVENTS
-        )
-        self._operators = OperatorDoor(
-            token,
-            self._gate,
-            status=lambda: status.report(self._state, self._clock.now_s()),
-            hear=lambda event: self._inbox.put((None, event)),
-        )
-        self._connections: dict[str, PeerConnection] = {}
-        self._handlers: set[asyncio.Task[Any]] = set()
-        self._finish: steps.Finish | None = None
-
-    def begin(self, run_settings: dict[str, Scalar] | None) -> None:
-        """Start the machine from the journal; the new term is journaled when this returns."""
-        new_key = auth.new_session_key()  # used only if the journal holds none
-        records, now_s = self._journal.records, self._clock.now_s()
-        begun = coordinator.start(self._settings, records, new_key, run_settings, now_s)
-        self._state = begun.state
-        self._carry_out(begun)
-
-    async def run(
-        self, listeners: list[socket.socket], ready: Callable[[str, int], None], stop: asyncio.Event
-    ) -> tuple[int, str]:
-        """Serve until the machine finishes, `stop` is set, or this machine is in the way (LocalError)."""
-        if self._finish is None:
-            await self._serve_peers(listeners, ready, stop)
-        if self._finish is None:
-            return STOPPED, "stopped on request; peers reconnect to the next coordinator with this journal"
-        return self._finish.exit_code, self._finish.reason
-
-    async def _serve_peers(
-        self, listeners: list[socket.socket], ready: Callable[[str, int], None], stop: asyncio.Event
-    ) -> None:
-        # A private logger: aiohttp would write a line for every stranger that sends nonsense.
-        quiet = logging.Logger("atoll.membership.http", logging.CRITICAL + 1)
-        http = web.Server(self._handle, access_log=None, logger=quiet, keepalive_timeout=gate.PROVE_S)
-        deciding = asyncio.create_task(self._hear_all())
-        stopping = asyncio.create_task(stop.wait())
-        tasks = [deciding, stopping]
-        tasks += [asyncio.create_task(gate.admit_connections(each, self._gate, http)) for each in listeners]
-        host, port = listeners[0].getsockname()[:2]
-        restarted = bool(self._journal.records)
-        self._events.emit(CoordinatorListening(f"{host}:{port}", self._state.term, restarted))
-        ready(host, port)
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._hang_up(http)
-
-    async def _hear_all(self) -> None:
-        """Hear events one by one until the machine finishes. Time comes first: none sees a stale clock."""
-        tick_s = self._settings.timeouts.heartbeat_s / 4
-        last_tick_s = self._clock.now_s()
-        while self._finish is None:
-            heard = await self._next_heard(max(0.0, last_tick_s + tick_s - self._clock.now_s()))
-            if self._clock.now_s() >= last_tick_s + tick_s:
-                last_tick_s = self._clock.now_s()
-                self._step(Tick())
-            if heard is not None:
-                self._hear(*heard)
-
-    async def _next_heard(self, timeout_s: float) -> tuple[PeerConnection | None, CoordinatorEvent] | None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._inbox.get()
-        except TimeoutError:
-            return None
-
-    def _hear(self, connection: PeerConnection | None, event: CoordinatorEvent) -> None:
-        """Only the peer's present connection has a voice. Operators come without one."""
-        if connection is None:
-            self._step(event)
-        elif isinstance(event, PeerArrived):
-            self._arrive(connection, event)
-        elif self._connections.get(connection.peer) is connection:
-            if isinstance(event, PeerDropped):
-                del self._connections[connection.peer]
-            self._step(event)
-
-    def _arrive(self, connection: PeerConnection, event: PeerArrived) -> None:
-        """The new connection takes the old one's place, unless another process is to keep that name."""
-        now_s = self._clock.now_s()
-        refusal = coordinator.refusal(self._state, connection.peer, connection.incarnation, now_s)
-        old = self._connections.get(connection.peer)
-        if not refusal:
-            self._connections[connection.peer] = connection
-        self._step(event, now_s)
-        if refusal:
-            _refuse(connection, refusal)
-        elif old is not None:
-            _refuse(old, coordinator.refusal(self._state, old.peer, old.incarnation, now_s))
-
-    def _step(self, event: CoordinatorEvent, now_s: float | None = None) -> None:
-        """One step of the machine. Nothing of a step leaves this process if part of it could not be journaled."""
-        try:
-            self._journal.hold()
-            self._take_step(event, self._clock.now_s() if now_s is None else now_s)
-        except BaseException:
-            for connection in self._connections.values():
-                connection.abort()
-            raise
-
-    def _take_step(self, event: CoordinatorEvent, now_s: float) -> None:
-        step = coordinator.step(self._state, event, now_s, make_lanes=self._make_lanes)
-        self._state = step.state
-        self._carry_out(step)
-
-    def _carry_out(self, step: Step[CoordinatorState]) -> None:
-        if any(isinstance(effect, steps.Journal | steps.Emit) for effect in step.effects):
-            _log.info("%s", step.reason)
-        for effect in step.effects:
-            match effect:
-                case steps.Journal(record):
-                    self._journal.append(record)
-                case steps.Send(peer, message):
-                    if connection := self._connections.get(peer):
-                        connection.send(message)
-                case steps.Emit(event):
-                    self._events.emit(event)
-                case steps.CloseConnection(peer, incarnation):
-                    connection = self._connections.get(peer)
-                    if connection is not None and connection.incarnation == incarnation:
-                        connection.close()
-                case steps.Answer(ticket, reply):
-                    self._operators.answer(ticket, reply)
-                case steps.Finish():
-                    self._finish = effect
-                case _:
-                    raise AssertionError(f"not an effect of the coordinator: {effect!r}")
-
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.method == "GET" and request.path == "/":
-            return web.Response(text="atoll coordinator\n")
-        websocket = web.WebSocketResponse(timeout=1.0, compress=False, max_msg_size=PART_BYTES + 1)
-        offers = hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers  # aiohttp would log what is offered
-        paths = {PATH: self._attend, OPERATOR_PATH: self._operators.attend}
-        if request.path not in paths or offers or not websocket.can_prepare(request):
-            return web.Response(status=404, text="nothing here\n")
-        await websocket.prepare(request)
-        task = asyncio.current_task()
-        assert task is not None
-        self._handlers.add(task)
-        try:
-            await paths[request.path](websocket, request.transport)
-        except ConnectionError:
-            pass  # the other side went away in the middle of a word
-        finally:
-            self._handlers.discard(task)
-        return websocket
-
-    async def _attend(self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
-        """One connection from its first byte to its last."""
-        proven = await gate.prove(websocket, self._settings.run, self._token)
-        if not isinstance(proven, auth.Handshake):
-            await self._gate.turn_away(websocket, transport, proven)
-            return
-        if transport is None:
-            return
-        self._gate.proved(transport)
-        self._journal.hold()  # who leads no more welcomes nobody
-        connection = PeerConnection(websocket, transport, proven)
-        connection.send(self._welcome(proven, connection.address))
-        sender = asyncio.create_task(connection.empty_outbox())
-        try:
-            await self._listen(websocket, connection)
-        finally:
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
-
-    async def _listen(self, websocket: web.WebSocketResponse, connection: PeerConnection) -> None:
-        who = (connection.peer, connection.incarnation)
-        await self._inbox.put((connection, PeerArrived(*who, connection.address)))
-        try:
-            assembler = Assembler()
-            while (frame := await websocket.receive()).type is WSMsgType.BINARY:
-                whole = assembler.feed(frame.data)
-                if whole is not None:
-                    await self._inbox.put((connection, PeerSaid(*who, messages.decode_from_peer(whole))))
-        except (OversizedError, msgspec.MsgspecError) as error:
-            _log.warning("peer %s sent what is no message (%s); closing", connection.peer, error)
-            connection.abort()
-        finally:
-            await self._inbox.put((connection, PeerDropped(*who)))
-
-    def _welcome(self, who: auth.Handshake, address: str) -> Welcome:
-        sealed = who.seal(self._token, self._state.session_key)
-        return Welcome(
-            proof=who.coordinator_proof(self._token, sealed),
-            sealed_session_key=sealed,
-            term=self._state.term,
-            settings=self._nested_settings or self._state.run_settings,
-            timeouts=msgspec.structs.asdict(self._settings.timeouts),
-            seen_as=address,
-        )
-
-    async def _hang_up(self, http: web.Server) -> None:
-        """Close all sockets; when the run is over, first let the last words out, for at most FLUSH_S."""
-        self._gate.close()
-        for connection in self._connections.values():
-            if self._finish is not None:
-                connection.close()
-            else:
-                connection.abort()
-        if self._handlers:
-            await asyncio.wait(self._handlers, timeout=FLUSH_S)
-        await http.shutdown(timeout=1.0)

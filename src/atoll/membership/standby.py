@@ -1,28 +1,32 @@
 """Several coordinators of one run: one leads, the others stand by and take over when its lease has ended.
 
-Who stands by accepts no peer: it answers every connection with "not me, try the next", and asks etcd four times a
-second who leads. Everything runs on the coordinator's event loop; calls to etcd block it, each for a bounded time.
+Who stands by accepts no peer: it answers every connection with "not me, try the next", tells operators who leads, and
+asks etcd four times a second. Everything runs on the coordinator's event loop; calls to etcd block it, each for a
+bounded time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 
-from atoll import log
+from atoll import __version__, log
 from atoll.errors import Unreachable
 from atoll.events import CoordinatorSteppedDown, CoordinatorStoodBy, EventLog
 from atoll.membership import gate
+from atoll.membership.doorway import Doorway
 from atoll.membership.etcd_client import EtcdGone
 from atoll.membership.etcd_journal import Contender, EtcdJournal
 from atoll.membership.gate import Gate
 from atoll.membership.journal import LeadLost
 from atoll.membership.link import STANDING_BY
+from atoll.membership.operator import OPERATOR_PATH, Reply, Request, StandingBy
+from atoll.membership.operator_door import attend_operator
 from atoll.membership.steps import Finish, JournalRecord
 
 POLL_S = 0.25
@@ -32,12 +36,14 @@ _log = log.get(__name__)
 
 async def lead_in_turn(
     contender: Contender,
+    run: str,
     lead: Callable[[EtcdJournal], Awaitable[tuple[int, str]]],
     *,
     foresee: Callable[[Sequence[JournalRecord]], Finish | None],
     listeners: list[socket.socket],
     events: EventLog,
     connect_s: float,
+    token: bytes,
     stop: asyncio.Event,
 ) -> tuple[int, str] | None:
     """Lead whenever nobody else does, until `lead` says that the run is over; None once `stop` is set.
@@ -50,8 +56,9 @@ async def lead_in_turn(
         if end is not None:
             return end.exit_code, end.reason
         while not stop.is_set():
-            async with _refusing(listeners):
-                journal = await _stand_by(contender, events, stop)
+            notice = _Notice(run)
+            async with _refusing(listeners, token, notice):
+                journal = await _stand_by(contender, events, notice, stop)
             if journal is None:
                 break
             with contextlib.closing(journal):
@@ -82,12 +89,28 @@ async def _first_records(
     return ()
 
 
-async def _stand_by(contender: Contender, events: EventLog, stop: asyncio.Event) -> EtcdJournal | None:
+@dataclass(slots=True)
+class _Notice:
+    """Who leads, as etcd said last, for operators."""
+
+    run: str
+    leader: str = ""
+    trouble: str = "it asks etcd just now"
+
+    async def reply(self, request: Request) -> Reply:
+        return StandingBy(run=self.run, package=__version__, leader=self.leader, trouble=self.trouble)
+
+
+async def _stand_by(
+    contender: Contender, events: EventLog, notice: _Notice, stop: asyncio.Event
+) -> EtcdJournal | None:
     """Wait until the lead is ours. None once `stop` is set."""
     told, missed = "", ""
     while not stop.is_set():
         try:
             leader = contender.leader()
+            notice.leader = leader.address if leader is not None else ""
+            notice.trouble = "" if leader is not None else "nobody leads just now"
             if leader is None:
                 journal = contender.take_lead()
                 if journal is not None:
@@ -100,6 +123,7 @@ async def _stand_by(contender: Contender, events: EventLog, stop: asyncio.Event)
             if not missed:
                 _log.warning("cannot lead: %s; standing by until etcd answers", error)
             missed = str(error)
+            notice.leader, notice.trouble = "", missed
         await _pause(stop)
     return None
 
@@ -110,12 +134,17 @@ async def _pause(stop: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _refusing(listeners: list[socket.socket]) -> AsyncGenerator[None]:
-    """Answer whoever connects meanwhile; nothing that they say is read beyond one request."""
-    quiet = logging.Logger("atoll.membership.http", logging.CRITICAL + 1)  # not a line for every stranger
+async def _refusing(listeners: list[socket.socket], token: bytes, notice: _Notice) -> AsyncGenerator[None]:
+    """Answer whoever connects meanwhile; of strangers nothing is read beyond one request."""
     strangers = Gate()
-    http = web.Server(_refuse, access_log=None, logger=quiet)
-    admitting = [asyncio.create_task(gate.admit_connections(each, strangers, http)) for each in listeners]
+
+    async def tell(websocket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
+        await attend_operator(websocket, transport, token, strangers, notice.reply)
+
+    doorway = Doorway("atoll coordinator, standing by", {OPERATOR_PATH: tell}, STANDING_BY)
+    admitting = [
+        asyncio.create_task(gate.admit_connections(each, strangers, doorway.http)) for each in listeners
+    ]
     try:
         yield
     finally:
@@ -123,11 +152,4 @@ async def _refusing(listeners: list[socket.socket]) -> AsyncGenerator[None]:
             task.cancel()
         await asyncio.gather(*admitting, return_exceptions=True)
         strangers.close()
-        await http.shutdown(timeout=1.0)
-
-
-async def _refuse(request: web.BaseRequest) -> web.StreamResponse:
-    status = 200 if request.path == "/" else STANDING_BY
-    response = web.Response(status=status, text="atoll coordinator, standing by\n")
-    response.force_close()
-    return response
+        await doorway.close()

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 
 from atoll import __version__
-from atoll.membership import exclusion, liveness
+from atoll.membership import exclusion, leases, liveness
 from atoll.membership.coordinator_state import CoordinatorState, PeerRecord
-from atoll.membership.operator import EvictedStatus, PeerStatus, Remark, Status
+from atoll.membership.operator import EvictedStatus, PeerStatus, Remark, SlotsStatus, Status
 from atoll.membership.rates import known_links
 from atoll.membership.recollection import Commit, Said
 
@@ -51,6 +51,7 @@ def report(state: CoordinatorState, now_s: float) -> Status:
         reasons=_remarks(recalled.reasons, now_s),
         failures=_remarks(recalled.failures, now_s),
         links=known_links(dict(slowest)),
+        slots=_slots(state),
     )
 
 
@@ -68,7 +69,16 @@ def _peer(state: CoordinatorState, record: PeerRecord, now_s: float) -> PeerStat
         tokens=newest[0].tokens.get(record.peer, 0) if newest else 0,
         heard_s=now_s - record.heard_s,
         leaving=record.leaving,
+        slots=len(state.slots.held(record.peer)) if state.slots is not None else 0,
     )
+
+
+def _slots(state: CoordinatorState) -> SlotsStatus | None:
+    table = state.slots
+    if table is None:
+        return None
+    leased = sum(len(held) for held in table.leases.values())
+    return SlotsStatus(count=table.count, epoch=table.epoch, leased=leased, unread=leases.unread(table))
 
 
 def _stands(state: CoordinatorState, record: PeerRecord, now_s: float) -> tuple[str, str]:

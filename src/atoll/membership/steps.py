@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from atoll import events
+from atoll.membership.leases import SlotTable
 from atoll.membership.messages import CatchUp, CoordinatorMessage, Message, PeerMessage, Probe, Verdict
 from atoll.membership.operator import Done, EvictPeer, LeavePeer, StopRun
 from atoll.values import OpId, Plan
@@ -84,8 +85,8 @@ class CoordinatorSaid(msgspec.Struct, frozen=True):
 
 
 class TrainerSaid(msgspec.Struct, frozen=True):
-    """The training thread speaks: Declare, Ready, Vote, Applied, SnapshotWanted, CaughtUp or Leave, in that message's
-    own form.
+    """The training thread speaks: Declare, Ready, Vote, Applied, SlotsWanted, SnapshotWanted, CaughtUp or Leave, in
+    that message's own form.
     """
 
     message: PeerMessage
@@ -158,6 +159,13 @@ class MeasureLinks(msgspec.Struct, frozen=True):
     order: Probe
 
 
+class TellLeases(msgspec.Struct, frozen=True):
+    """To the training thread: the newest table of data slots. `answers` is the number of the SlotsWanted it answers."""
+
+    slots: SlotTable
+    answers: int = 0
+
+
 class Resume(msgspec.Struct, frozen=True):
     """To the training thread: this peer is a member (again), and may train."""
 
@@ -199,6 +207,7 @@ Effect = (
     | Finish
     | Answer
     | Order
+    | TellLeases
     | Resume
     | ServeOthers
     | MeasureLinks
@@ -266,13 +275,24 @@ class StateDigest(msgspec.Struct, frozen=True, tag=True):
 
 class VersionLearned(msgspec.Struct, frozen=True, tag=True):
     """The run stands at this version, whatever the journal says before: it was lost and learned from the peers, or
-    nobody holds a newer one any more (then `why` says that the run was rolled back). `digest` "" is not known yet.
+    nobody holds a newer one any more: then the run was `rolled_back`. `digest` "" is not known yet; `slots` are the
+    positions in the data from which it goes on.
     """
 
     version: int
     round: int
     digest: str
     why: str
+    rolled_back: bool = False
+    slots: SlotTable | None = None
+
+
+class LeasesChanged(msgspec.Struct, frozen=True, tag=True):
+    """Within a round, data slots were leased or came back. `slots` names the leases of the peers concerned alone:
+    nobody else's changed, and who is in `returned` holds none any more."""
+
+    slots: SlotTable
+    returned: tuple[str, ...] = ()
 
 
 class StopDecided(msgspec.Struct, frozen=True, tag=True):
@@ -299,6 +319,7 @@ JournalRecord = (
     | VerdictMade
     | StateDigest
     | VersionLearned
+    | LeasesChanged
     | StopDecided
     | EvictionDecided
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll import events
-from atoll.membership import exclusion, saving
+from atoll.membership import exclusion, leasing, saving
 from atoll.membership.admission import dismiss, end_run, lose
 from atoll.membership.catching_up import left_behind, start_over
 from atoll.membership.coordinator_state import Attempt, Draft, OpenRound, PeerRecord, ids, listed, majority
@@ -213,12 +213,21 @@ def _next_steps(draft: Draft, verdict: Verdict) -> dict[str, int]:
     return steps_by_speed({each.peer: each.ready for each in members if each.ready is not None})
 
 
+def _unleased(draft: Draft, verdict: Verdict) -> frozenset[str]:
+    """Who is left out only because its leases went to others: that is no offence."""
+    readies = {each.peer: each.ready for each in draft.state.members() if each.ready is not None}
+    return frozenset(leasing.broken(draft.state, readies)) & verdict.left_out.keys()
+
+
 def _conclude(draft: Draft, verdict: Verdict, norms: tuple[float, ...], diverging_rounds: int = 0) -> None:
     state, committed = draft.state, verdict.outcome == "committed"
     if why := draft.why_last():
         verdict = replace(verdict, ends=True, end_reason=why)
     elif (state.run_settings or {}).get("outer.steps_by_speed"):
         verdict = replace(verdict, inner_steps=_next_steps(draft, verdict))
+    unleased = _unleased(draft, verdict)
+    slots, read = leasing.conclude(draft, verdict, state.round.attempt)
+    verdict = replace(verdict, slots=slots)
     draft.journal(
         VerdictMade(
             verdict=verdict,
@@ -235,13 +244,17 @@ def _conclude(draft: Draft, verdict: Verdict, norms: tuple[float, ...], divergin
         round=OpenRound(number=verdict.op.round + 1),
         diverging_rounds=diverging_rounds,
         saved_at_s=draft.elapsed_s() if verdict.saves else state.saved_at_s,
+        slots=verdict.slots,
+        tables=leasing.remember(state.tables, verdict.slots if committed else None),
     )
     on_probation = exclusion.probation(state.offences, verdict.op.round)
     draft.set(
         offences=exclusion.remember_offences(
-            state.offences, verdict.left_out.keys() - on_probation.keys(), verdict.op.round
+            state.offences, verdict.left_out.keys() - on_probation.keys() - unleased, verdict.op.round
         )
     )
+    if read is not None:
+        draft.emit(read)
     for peer, why in verdict.left_out.items():
         draft.emit(events.PeerLeftOut(peer=peer, round=verdict.op.round, reason=why))
     for record in state.members():

@@ -1,17 +1,20 @@
 """Who fetches which piece: a queue of pieces that several sources work on. Pure; times are handed in.
 
-A source takes the first piece that nobody has and that it can give. Once there is none, the last pieces are still on
-their way, some perhaps from slow sources: then a fast one takes a piece a second time, if the first had as long as it
-would need itself, and will still need well longer. At most `MAX_SECOND_TAKES` for one item; whoever comes first wins,
-the other is called off.
+A source takes the first piece that nobody has and that it can give; once it has given its part, that is as much as
+each would, others go first as long as they fill the line (`recovery.sharing`). Once there is none, the last pieces are
+still on their way, some perhaps from slow sources: then a fast one takes a piece a second time, if the first had as
+long as it would need itself, and will still need well longer. At most `MAX_SECOND_TAKES` for one item; whoever comes
+first wins, the other is called off.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
+
+from atoll.recovery.sharing import Sharing
 
 MAX_SECOND_TAKES: Final = 4
 _WELL_BEFORE: Final = 2.0
@@ -77,10 +80,14 @@ class Board(Generic[S, ItemT]):
     def __init__(self) -> None:
         self._jobs: list[_Job[S, ItemT]] = []
         self._piece_s: dict[S, tuple[int, float]] = {}
+        self._sharing: Sharing[S] = Sharing()
+        self._wanted_bytes = 0
+        self._given_bytes: Counter[S] = Counter()
 
     def add(self, item: ItemT) -> None:
         numbers = item.pieces()
         self._jobs.append(_Job(item, deque(numbers), set(numbers)))
+        self._wanted_bytes += sum(item.piece_bytes(number) for number in numbers)
 
     def drop(self, item: ItemT) -> list[Take[S, ItemT]]:
         """Nobody wants it any more. Returns the takes to call off."""
@@ -88,6 +95,7 @@ class Board(Generic[S, ItemT]):
         if job is None:
             return []
         self._jobs.remove(job)
+        self._wanted_bytes -= sum(item.piece_bytes(number) for number in job.left)
         return list(job.takes)
 
     def is_busy(self) -> bool:
@@ -98,10 +106,18 @@ class Board(Generic[S, ItemT]):
         job = self._find(item)
         return len(job.left) if job else 0
 
-    def take(self, source: S, gives: Callable[[ItemT], bool], now_s: float) -> Take[S, ItemT] | None:
-        """The next piece for a source; `gives` says whether it gives an item."""
+    def take(
+        self,
+        source: S,
+        gives: Callable[[ItemT], bool],
+        now_s: float,
+        others: Callable[[ItemT], Collection[S]] = lambda item: (),
+    ) -> Take[S, ItemT] | None:
+        """The next piece for a source; `gives` says whether it gives an item, `others` which other sources do."""
         for job in self._jobs:
             if job.waiting and source not in job.lacking and gives(job.item):
+                if self._lets_others(job, source, others(job.item), now_s):
+                    return None
                 return self._take(job, job.waiting.popleft(), source, now_s)
         for job in self._jobs:
             if source not in job.lacking and gives(job.item) and job.second_takes < MAX_SECOND_TAKES:
@@ -111,10 +127,16 @@ class Board(Generic[S, ItemT]):
                     return self._take(job, slow.number, source, now_s)
         return None
 
+    def got(self, take: Take[S, ItemT], num_bytes: int, now_s: float) -> None:
+        """Part of a piece came."""
+        take.got(num_bytes, now_s)
+        self._sharing.got(num_bytes, now_s)
+
     def finish(self, take: Take[S, ItemT], now_s: float) -> list[Take[S, ItemT]] | None:
         """A piece is there. Returns the other takes of it, to call off; None if it was there already."""
         if take.got_bytes:
             self._piece_s[take.source] = (take.got_bytes, now_s - take.since_s)
+            self._given_bytes[take.source] += take.got_bytes
         job = self._find(take.item)
         if job is None or take not in job.takes or take.number not in job.left:
             return None
@@ -146,6 +168,23 @@ class Board(Generic[S, ItemT]):
         take = Take(job.item, number, source, job.item.piece_bytes(number), now_s)
         job.takes.append(take)
         return take
+
+    def _lets_others(self, job: _Job[S, ItemT], source: S, others: Collection[S], now_s: float) -> bool:
+        """Whether this source has its part, one of the others does not, and it waits for that one."""
+        others = [each for each in others if each not in job.lacking]
+        part_bytes = self._wanted_bytes / (1 + len(others))
+        half_bytes = job.item.piece_bytes(job.waiting[0]) / 2  # parts are rounded to whole pieces
+
+        def has_its_part(each: S) -> bool:
+            return self._given_bytes[each] + self._coming_bytes(each) + half_bytes > part_bytes
+
+        if not has_its_part(source) or all(has_its_part(each) for each in others):
+            self._sharing.keeps_its_part(source)
+            return False
+        return self._sharing.waits(source, now_s)
+
+    def _coming_bytes(self, source: S) -> int:
+        return sum(take.size_bytes for job in self._jobs for take in job.takes if take.source == source)
 
     def _slow_take(self, job: _Job[S, ItemT], source: S, now_s: float) -> Take[S, ItemT] | None:
         """The slowest piece that this source should have well before the one who has it. A source whose own work

@@ -1,8 +1,8 @@
 """A peer as a donor: what it stages and keeps for others, and the sidecar process that gives it to them.
 
 `Donor` owns the listening socket, the staging folder, the slots, the update log and the sidecar. A peer that nobody
-asks pays for a socket and for the updates it keeps: folder, slots and process come when they are first needed. The
-sidecar ends with the trainer, however that happens (docs/threads.md).
+asks pays for a socket and for the updates it keeps: folder and slots come when they are first needed, the process then
+or a few seconds into the run. The sidecar ends with the trainer, however that happens (docs/threads.md).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from atoll.errors import LocalError
 from atoll.kernels import Bytes, Table
 from atoll.membership.gate import listen_on
 from atoll.recovery.folder import RAM, StagingFolder, make_folder
+from atoll.recovery.priority import go_last
 from atoll.recovery.sidecar.orders import Order, Settings
 from atoll.recovery.staging import SLACK_BYTES, OwnSlot, Slots, staged_bytes
 from atoll.recovery.update import Update
@@ -33,6 +35,9 @@ from atoll.state.snapshot import SharedState
 
 _COMMAND: Final = (sys.executable, "-m", "atoll.recovery.sidecar")
 _END_S: Final = 2.0
+_EARLY_S: Final = 10.0
+"""A peer that has been in its run for so long starts its sidecar unasked: who joins then waits for no process to start,
+and finds all donors up at once."""
 _LOG_ROOM_BYTES: Final = 64 << 20
 """What staging must have room for besides its slots; a log that finds less keeps less."""
 
@@ -72,6 +77,7 @@ class Donor:
         self._lock = threading.RLock()  # process, pipe and folder; never the state's memory
         self._process: subprocess.Popen[bytes] | None = None
         self._serving = False
+        self._opened_s = time.monotonic()
         self._closed = False
         self._moving = False
         self._folder: StagingFolder | None = None
@@ -164,27 +170,25 @@ class Donor:
         self, version: int, numel: int, fill: Callable[[Slots, OwnSlot], T], inner_bytes: int = 0
     ) -> T:
         """`fill` the slots; if their room was taken by others, once more where there is some."""
+        filled = ""
         for again in (False, True):
             try:
-                self._make_folder(self._needed_bytes(numel, inner_bytes))
+                self._make_folder(self._needed_bytes(numel, inner_bytes), filled)
                 assert self._slots is not None
                 assert self._own is not None
                 return fill(self._slots, self._own)
             except (OSError, LocalError) as error:
                 if again or self._folder is None or self._folder.path.is_relative_to(self._fallback):
                     raise
-                _log.warning(
-                    "version %d finds no room in %s (%s): staging in %s, which may be slower",
-                    version,
-                    self._folder.path,
-                    error,
-                    self._fallback,
-                )
+                what = error.strerror.lower() if isinstance(error, OSError) and error.strerror else error
+                filled = f"version {version} cannot be staged ({what})"
                 self._drop_folder()
         raise AssertionError("one of two tries returned or raised")
 
     def keep(self, update: Update, data: Bytes) -> None:
         """Write a commit down in the update log. What goes wrong costs the log, never the training."""
+        if not self._serving and time.monotonic() - self._opened_s > _EARLY_S:
+            self.start_serving()
         if self._keep_bytes <= 0 and self._pin_bytes <= 0:
             return
         with self._lock:
@@ -238,11 +242,13 @@ class Donor:
     def _needed_bytes(self, numel: int, inner_bytes: int = 0) -> int:
         return staged_bytes(numel, inner_bytes) + self._own_bytes + min(self._keep_bytes, _LOG_ROOM_BYTES)
 
-    def _make_folder(self, needed_bytes: int) -> None:
+    def _make_folder(self, needed_bytes: int, filled: str = "") -> None:
         with self._lock:
             if self._folder is not None:
                 return
-            self._folder = make_folder(self._run, self._peer, needed_bytes, self._fallback, self._ram)
+            self._folder = make_folder(
+                self._run, self._peer, needed_bytes, self._fallback, self._ram, filled=filled
+            )
             self._folder.yield_to_round(self._moving)
             mapped = self._folder.path.parent == self._ram
             self._slots = Slots(self._folder.path, self._run, mapped)
@@ -278,6 +284,7 @@ class Donor:
         except OSError as error:
             _log.warning("cannot start the sidecar: %s; joiners take snapshots from other peers", error)
             return
+        go_last(self._process.pid)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         self._order(settings)

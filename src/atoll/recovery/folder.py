@@ -52,30 +52,35 @@ class StagingFolder:
         self._lock = self._yield = -1
 
 
-def make_folder(run: str, peer: str, needed_bytes: int, fallback: Path, ram: Path = RAM) -> StagingFolder:
-    """A new staging folder where `needed_bytes` have room: in RAM, else under `fallback`, with a warning.
+def make_folder(
+    run: str, peer: str, needed_bytes: int, fallback: Path, ram: Path = RAM, *, filled: str = ""
+) -> StagingFolder:
+    """A new staging folder where `needed_bytes` have room: in RAM, else under `fallback`, with a warning. `filled` says
+    what found no room in RAM after all, however much there seems to be.
 
     Raises LocalError if it can be made nowhere.
     """
     free_bytes = _free_bytes(ram)
-    if free_bytes >= needed_bytes:
+    if free_bytes >= needed_bytes and not filled:
         with contextlib.suppress(OSError):  # not for us to write: as good as not there
             return _make(ram, run, peer)
-    _log.warning(
-        "%s has %d bytes free and staging needs %d: staging in %s, which may be slower",
-        ram,
-        free_bytes,
-        needed_bytes,
-        fallback,
-    )
     try:
         fallback.mkdir(parents=True, exist_ok=True)
-        return _make(fallback, run, peer)
+        made = _make(fallback, run, peer)
     except OSError as error:
         raise LocalError(
             f"no place to stage snapshots: {ram} has {free_bytes} bytes free of the {needed_bytes} needed, and "
             f"{fallback} cannot be used ({(error.strerror or str(error)).lower()}); make room in one of them"
         ) from error
+    _log.warning(
+        "%s%s has %d bytes free and staging needs %d: staging in %s, which may be slower",
+        f"{filled}: " if filled else "",
+        ram,
+        free_bytes,
+        needed_bytes,
+        fallback,
+    )
+    return made
 
 
 def remove_stale(root: Path) -> int:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.kernels import Bytes
 from atoll.recovery.held import INNER_DATA, INNER_HEAD, Stock
 from atoll.recovery.targets import Source
 from atoll.recovery.update import PIECE_BYTES
+from atoll.recovery.wanted import Landing
 from atoll.state.manifest import Span
 
 FORMAT: Final = 1
@@ -49,21 +48,28 @@ class WantedInner:
 
     def __init__(self, version: int, source: Source, size_bytes: int) -> None:
         """`size_bytes`, at most `most_inner_bytes`, is what the source told."""
-        self.version, self.size_bytes = version, size_bytes
-        self.data: NDArray[np.uint8] = np.empty(size_bytes, dtype=np.uint8)
+        self.version = version
+        self._landing = Landing(size_bytes, PIECE_BYTES)
         self._source = source
-        self._head: InnerHead | None = None
         self._introduced = ""
+
+    @property
+    def size_bytes(self) -> int:
+        return self._landing.size_bytes
+
+    @property
+    def data(self) -> Bytes:
+        return self._landing.data
 
     @property
     def name(self) -> str:
         return f"the inner state of {self._source.peer} at version {self.version}"
 
     def pieces(self) -> tuple[int, ...]:
-        return tuple(range(-(-self.size_bytes // PIECE_BYTES)))
+        return self._landing.pieces()
 
     def piece_bytes(self, number: int) -> int:
-        return min(PIECE_BYTES, self.size_bytes - number * PIECE_BYTES)
+        return self._landing.piece_bytes(number)
 
     def head_at(self, source: Source, stock: Stock) -> str | None:
         found = stock.snapshots.get(self.version)
@@ -85,19 +91,16 @@ class WantedInner:
             )
         if len(told.pieces) != len(self.pieces()):
             raise ValueError(f"it has digests of {len(told.pieces)} pieces for {self.size_bytes} bytes")
-        self._head, self._introduced = told, head
+        self._landing.digests, self._introduced = told.pieces, head
 
     def spans(self, source: Source, number: int) -> tuple[Span, ...]:
-        file = self._introduced.removesuffix(INNER_HEAD) + INNER_DATA
-        return (Span(file, number * PIECE_BYTES, self.piece_bytes(number)),)
+        return self._landing.spans(self._introduced.removesuffix(INNER_HEAD) + INNER_DATA, number)
 
     def has_already(self, number: int) -> bool:
         return False
 
     def fits(self, number: int, data: Bytes) -> bool:
-        assert self._head is not None
-        return kernels.digest_bytes(data).hex() == self._head.pieces[number]
+        return self._landing.fits(number, data)
 
     def deliver(self, number: int, data: Bytes) -> None:
-        start = number * PIECE_BYTES
-        self.data[start : start + data.size] = data
+        self._landing.deliver(number, data)

@@ -108,7 +108,16 @@ class Ledger:
             if stock is None:
                 return None
             now_s = time.monotonic()
-            take = self._board.take(source, lambda item: item.head_at(source, stock) is not None, now_s)
+
+            def others(item: Wanted) -> list[Source]:
+                offers = self._offers.items()
+                return [
+                    each for each, its in offers if each != source and item.head_at(each, its) is not None
+                ]
+
+            take = self._board.take(
+                source, lambda item: item.head_at(source, stock) is not None, now_s, others
+            )
             self._measure()
             return take
 
@@ -116,7 +125,7 @@ class Ledger:
         """Bytes of a piece came."""
         with self._news:
             now_s = time.monotonic()
-            take.got(num_bytes, now_s)
+            self._board.got(take, num_bytes, now_s)
             self._received[take.source.peer] += num_bytes
             self._meter.add(num_bytes, now_s)
 

@@ -6,13 +6,13 @@ Whatever takes longer than a moment calls `_pulse`, which looks up (`recovery.lo
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
 from typing import Final
 
 import numpy as np
 
 from atoll import kernels
 from atoll.kernels import Floats
+from atoll.recovery.ahead import Ahead
 from atoll.recovery.choosing import Choice, Offer, choose
 from atoll.recovery.fetching import Fetcher
 from atoll.recovery.held import Stock
@@ -20,7 +20,7 @@ from atoll.recovery.inner import WantedInner, most_inner_bytes
 from atoll.recovery.lookout import SLICE_S, Callers, Lookout
 from atoll.recovery.targets import InnerTaken, Source, Target
 from atoll.recovery.update import replay
-from atoll.recovery.wanted import Wanted, WantedSnapshot, WantedUpdate, most_update_bytes
+from atoll.recovery.wanted import Wanted, WantedSnapshot, WantedUpdate
 from atoll.state import manifest as manifests
 from atoll.state.manifest import VALUE_BYTES, VECTORS, Vector
 from atoll.state.snapshot import SharedState
@@ -31,9 +31,6 @@ UNUSABLE: Final = -1
 PATIENCE_S: Final = 2.0
 """How long an update that nobody holds yet is believed to be still to come."""
 ASK_AGAIN_S: Final = 30.0
-WINDOW_BYTES: Final = 256 << 20
-WINDOW_UPDATES: Final = 64
-"""Updates are fetched ahead of the one that is replayed, up to so many; but two, whatever their size."""
 
 _TELL_S: Final = 5.0
 _SLICE_ELEMENTS: Final = 32 * kernels.PIECE
@@ -59,6 +56,7 @@ class Pursuit:
         self._loaded = False
         self._proven = False  # the state had the run's digest
         self._suspects: set[Source] = set()  # who gave the updates that were taken since
+        self._ahead = Ahead(fetcher, state.anchor.size)
         self._mean: Floats | None = None
         self._asked_s: float | None = None
         self._stuck: tuple[int, float] = (UNUSABLE, 0.0)
@@ -73,6 +71,12 @@ class Pursuit:
         self._usable = target.trusted and self._state.version >= 0 and not self._with_inner
         if self._usable and self._state.version in target.digests:
             self._compare(target)
+        try:
+            self._go(target)
+        finally:
+            self._ahead.drop()
+
+    def _go(self, target: Target) -> None:
         while not self._is_there(target):
             choice = self._choose(target)
             match choice.kind:
@@ -136,45 +140,22 @@ class Pursuit:
 
     def _replay(self, target: Target) -> Target:
         """Take updates as long as there are any, fetching the next ones meanwhile."""
-        ahead: deque[WantedUpdate] = deque()
-        try:
-            while self._usable:
-                self._extend(ahead, target)
-                if not ahead:
+        while self._usable:
+            self._ahead.extend(self._state.version, target)
+            first = self._ahead.first
+            if first is None:
+                break
+            if self._fetcher.ledger.has(first):
+                self._ahead.pop()
+                if not self._take(first, target):
                     break
-                first = ahead[0]
-                if self._fetcher.ledger.has(first):
-                    ahead.popleft()
-                    self._fetcher.forget(first)
-                    if not self._take(first, target):
-                        break
-                    target = self._pulse(0.0)
-                elif self._is_lost(first):
-                    break
-                else:
-                    target = self._pulse()
-        finally:
-            for item in ahead:
-                self._fetcher.forget(item)
+                target = self._pulse(0.0)
+            elif self._is_lost(first):
+                break
+            else:
+                target = self._pulse()
+        self._ahead.drop()
         return target
-
-    def _extend(self, ahead: deque[WantedUpdate], target: Target) -> None:
-        """Want the next updates that are held, as many as may be in memory at once."""
-        stocks = self._fetcher.ledger.offers().values()
-        version = ahead[-1].version if ahead else self._state.version
-        waiting_bytes = sum(item.size_bytes for item in ahead)
-        while version < target.version and len(ahead) < WINDOW_UPDATES:
-            version += 1
-            sizes = Counter(stock.updates[version].size_bytes for stock in stocks if version in stock.updates)
-            size_bytes, _ = sizes.most_common(1)[0] if sizes else (0, 0)
-            if not 0 < size_bytes <= most_update_bytes(self._state.anchor.size):
-                return
-            waiting_bytes += size_bytes
-            if waiting_bytes > WINDOW_BYTES and len(ahead) >= 2:
-                return
-            item = WantedUpdate(version, size_bytes, self._state.anchor.size)
-            ahead.append(item)
-            self._fetcher.want(item)
 
     def _take(self, item: WantedUpdate, target: Target) -> bool:
         """Replay one. False if it or the state is wrong, and something else is to be chosen."""
@@ -198,7 +179,9 @@ class Pursuit:
     # ---- a snapshot ----------------------------------------------------------------------------------------------
 
     def _load(self, version: int, target: Target) -> Target:
-        """Read a snapshot over the state. If it goes before it is there, something else is to be chosen."""
+        """Read a snapshot over the state, and after its last pieces the updates that follow it. If it goes before it is
+        there, something else is to be chosen."""
+        self._ahead.drop()
         state, before = self._state, self._state.version
         item = WantedSnapshot(version, target.digests[version], self._run, state, self._own_rows())
         state.version = UNUSABLE
@@ -207,6 +190,7 @@ class Pursuit:
             while not self._fetcher.ledger.has(item):
                 if self._is_lost(item):
                     return target
+                self._ahead.extend(version, target)
                 target = self._pulse()
                 self._tell_progress(item)
         finally:

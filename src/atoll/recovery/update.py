@@ -18,7 +18,10 @@ from atoll.state.snapshot import SharedState
 from atoll.values import CODECS, Contribution, OpId
 
 PIECE_BYTES: Final = 4 * kernels.PIECE
-"""Updates are fetched in pieces of so many bytes, as many as a snapshot's piece has."""
+"""A snapshot's piece has so many bytes; an update's never more."""
+_LEAST_PIECE_BYTES: Final = 256 << 10
+_PIECES: Final = 16
+"""A small update is cut in so many, so that all connections have a part in it."""
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,10 +52,16 @@ class UpdateHead(msgspec.Struct, frozen=True):
     pieces: tuple[str, ...]
 
 
+def piece_bytes_of(wire_bytes: int) -> int:
+    """In pieces of how many bytes an update is fetched and checked."""
+    return min(PIECE_BYTES, max(_LEAST_PIECE_BYTES, -(-wire_bytes // _PIECES)))
+
+
 def head_of(update: Update, data: Bytes) -> UpdateHead:
     """Reads the bytes once."""
-    starts = range(0, data.size, PIECE_BYTES)
-    digests = tuple(kernels.digest_bytes(data[start : start + PIECE_BYTES]).hex() for start in starts)
+    piece_bytes = piece_bytes_of(data.size)
+    starts = range(0, data.size, piece_bytes)
+    digests = tuple(kernels.digest_bytes(data[start : start + piece_bytes]).hex() for start in starts)
     return UpdateHead(update, digests)
 
 
@@ -71,7 +80,7 @@ def decode_head(data: bytes) -> UpdateHead:
     wire_bytes = Grid.of(sizes.tolist()).wire_bytes(update.codec)
     if update.wire_bytes != wire_bytes:
         raise ValueError(f"it has {update.wire_bytes} bytes, its grid takes {wire_bytes} in {update.codec}")
-    if len(head.pieces) != -(-wire_bytes // PIECE_BYTES):
+    if len(head.pieces) != -(-wire_bytes // piece_bytes_of(wire_bytes)):
         raise ValueError(f"it has digests of {len(head.pieces)} pieces for {wire_bytes} bytes")
     return head
 

@@ -18,7 +18,7 @@ from atoll.kernels import Bytes, Floats
 from atoll.recovery.board import Item
 from atoll.recovery.held import Stock
 from atoll.recovery.targets import Source
-from atoll.recovery.update import PIECE_BYTES, Update, UpdateHead, decode_head
+from atoll.recovery.update import Update, UpdateHead, decode_head, piece_bytes_of
 from atoll.state import manifest as manifests
 from atoll.state.manifest import VALUE_BYTES, VECTORS, Manifest, Span, Vector
 from atoll.state.snapshot import SharedState
@@ -146,17 +146,51 @@ class WantedSnapshot:
         return VECTORS[vector], start, min(start + kernels.PIECE, self._numel)
 
 
+class Landing:
+    """Memory for a file that comes in pieces, whose head has a digest of each: what is the same for all such files."""
+
+    def __init__(self, size_bytes: int, piece_bytes: int) -> None:
+        """`size_bytes` is what somebody told, and bounded by who asks for it; it comes in pieces of `piece_bytes`."""
+        self.size_bytes, self._piece_bytes = size_bytes, piece_bytes
+        self.data: NDArray[np.uint8] = np.empty(size_bytes, dtype=np.uint8)
+        self.digests: tuple[str, ...] = ()  # of the pieces; of whoever was introduced
+
+    def pieces(self) -> tuple[int, ...]:
+        return tuple(range(-(-self.size_bytes // self._piece_bytes)))
+
+    def piece_bytes(self, number: int) -> int:
+        return min(self._piece_bytes, self.size_bytes - number * self._piece_bytes)
+
+    def spans(self, file: str, number: int) -> tuple[Span, ...]:
+        return (Span(file, number * self._piece_bytes, self.piece_bytes(number)),)
+
+    def fits(self, number: int, data: Bytes) -> bool:
+        return kernels.digest_bytes(data).hex() == self.digests[number]
+
+    def deliver(self, number: int, data: Bytes) -> None:
+        start = number * self._piece_bytes
+        self.data[start : start + data.size] = data
+
+
 class WantedUpdate:
     """An update, and memory for its finished bytes."""
 
     def __init__(self, version: int, size_bytes: int, numel: int) -> None:
         """`size_bytes`, at most `most_update_bytes`, is what sources told."""
-        self.version, self.size_bytes, self._numel = version, size_bytes, numel
+        self.version, self._numel = version, numel
         self.givers: set[Source] = set()
-        self.data: NDArray[np.uint8] = np.empty(size_bytes, dtype=np.uint8)
+        self._landing = Landing(size_bytes, piece_bytes_of(size_bytes))
         self._head: UpdateHead | None = None
         self._introduced: dict[Source, str] = {}
         self._unlike: set[Source] = set()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._landing.size_bytes
+
+    @property
+    def data(self) -> Bytes:
+        return self._landing.data
 
     @property
     def name(self) -> str:
@@ -168,10 +202,10 @@ class WantedUpdate:
         return self._head.update
 
     def pieces(self) -> tuple[int, ...]:
-        return tuple(range(-(-self.size_bytes // PIECE_BYTES)))
+        return self._landing.pieces()
 
     def piece_bytes(self, number: int) -> int:
-        return min(PIECE_BYTES, self.size_bytes - number * PIECE_BYTES)
+        return self._landing.piece_bytes(number)
 
     def head_at(self, source: Source, stock: Stock) -> str | None:
         found = stock.updates.get(self.version)
@@ -191,24 +225,21 @@ class WantedUpdate:
         if self._head is not None and told != self._head:
             self._unlike.add(source)
             raise DisagreesError
-        self._head = told
+        self._head, self._landing.digests = told, told.pieces
         self._introduced[source] = head
         self.givers.add(source)
 
     def spans(self, source: Source, number: int) -> tuple[Span, ...]:
-        data = self._introduced[source].removesuffix(".json") + ".bin"
-        return (Span(data, number * PIECE_BYTES, self.piece_bytes(number)),)
+        return self._landing.spans(self._introduced[source].removesuffix(".json") + ".bin", number)
 
     def has_already(self, number: int) -> bool:
         return False
 
     def fits(self, number: int, data: Bytes) -> bool:
-        assert self._head is not None
-        return kernels.digest_bytes(data).hex() == self._head.pieces[number]
+        return self._landing.fits(number, data)
 
     def deliver(self, number: int, data: Bytes) -> None:
-        start = number * PIECE_BYTES
-        self.data[start : start + data.size] = data
+        self._landing.deliver(number, data)
 
 
 def _floats(data: Bytes) -> Floats:

@@ -19,6 +19,7 @@ from atoll.membership.steps import (
     Emit,
     Journal,
     JournalRecord,
+    LeasesChanged,
     PeerArrived,
     PeerSaid,
     PlanMade,
@@ -31,6 +32,7 @@ from atoll.membership.steps import (
     VersionLearned,
 )
 from atoll.plan.shapes import avoids
+from atoll.sim.schedule_data import SlotHistory
 from atoll.values import Contribution, Edge, OpId, Plan
 
 
@@ -77,6 +79,7 @@ class History:
         self._terms: list[int] = []
         self._ops: list[OpId] = []
         self._plans: dict[OpId, Plan] = {}
+        self._planned: dict[tuple[str, OpId], str] = {}
         self._readies: dict[tuple[str, str, int, int], Ready] = {}
         self._votes: dict[tuple[str, OpId], Vote] = {}
         self._first_digest = first_digest
@@ -92,11 +95,14 @@ class History:
         self._broken: dict[int, set[Edge]] = {}
         self._forgiven: set[int] = set()
         self.version = 0
+        self._slots = SlotHistory(require)
+        self._told: dict[tuple[str, int, int], Ready] = {}
 
     # ---- the truth about peers ---------------------------------------------------------------------------
 
     def peer_is_ready(self, peer: str, incarnation: str, ready: Ready) -> None:
         self._readies[peer, incarnation, ready.round, ready.version] = ready
+        self._told[peer, ready.round, ready.version] = ready
 
     def peer_votes(self, peer: str, vote: Vote) -> None:
         self._votes[peer, vote.op] = vote
@@ -147,6 +153,7 @@ class History:
             self._newest[event.peer] = record.incarnation
         self._check_everybody_voted(before, step)
         self._check_lanes(before, event, step)
+        self._slots.check_step(step.effects, step.state)
 
     def _check_arrival(self, event: PeerArrived, step: Step[CoordinatorState]) -> None:
         """A process that was a member in this term and lost its name to a newer one does not get it back."""
@@ -229,6 +236,9 @@ class History:
                 require(len(set(record.members)) == len(record.members), f"{op} has a member twice")
             case VersionLearned():
                 self._version_is_learned(record)
+                self._slots.learned(record)
+            case LeasesChanged():
+                self._slots.changed(record)
             case StateDigest(version=version, digest=digest):
                 self._agreed[version] = digest
                 self._states[version] = digest  # the majority's; who knows better has other bits than the run
@@ -242,6 +252,7 @@ class History:
         self._ops.clear()
         self._plans.clear()
         self._stand_at(0, 0, self._first_digest)
+        self._slots.lost()
 
     def _version_is_learned(self, record: VersionLearned) -> None:
         """The run goes on from a version that was committed; what came after it is no part of the history."""
@@ -265,6 +276,7 @@ class History:
         step = self._step
         self._round, self._step = op.round, step + steps_of_round(step)
         self._steps_are_named(verdict)
+        self._slots.concluded(verdict, self._were_ready(verdict))
         if verdict.outcome == "skipped":
             require(verdict.version == self.version, f"skipping round {op.round} changed the version")
             self._ever[self.version, op.round, self._states[self.version]] = self._step
@@ -286,6 +298,19 @@ class History:
         )
         self.version = verdict.version
         self._ever[self.version, op.round, self._states[self.version]] = self._step
+
+    def _were_ready(self, verdict: Verdict) -> dict[str, Ready]:
+        """What those were ready with who took part: the process that was planned, or whoever spoke last."""
+        names = {*verdict.members, *(each.peer for each in verdict.contributions)}
+        version = verdict.version - (verdict.outcome == "committed")
+        found = {}
+        for peer in sorted(names):
+            incarnation = self._planned.get((peer, verdict.op), "")
+            ready = self._readies.get((peer, incarnation, verdict.op.round, version))
+            ready = ready or self._told.get((peer, verdict.op.round, version))
+            if ready is not None:
+                found[peer] = ready
+        return found
 
     def _steps_are_named(self, verdict: Verdict) -> None:
         """Steps by speed: for members only, at least one, and the fastest makes the round's own number."""
@@ -313,6 +338,7 @@ class History:
     def _plan_is_sent(self, peer: str, incarnation: str, plan: Plan) -> None:
         require(plan.op in self._ops, f"{plan.op} is sent before it is journaled")
         first = self._plans.setdefault(plan.op, plan)
+        self._planned[peer, plan.op] = incarnation
         require(first == plan, f"{plan.op} has different plans for different members")
         weights = [each.weight for each in plan.contributions]
         require(bool(weights) and min(weights) > 0, f"{plan.op}: a contributor of weight 0 is not absent")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from atoll.membership.leases import SlotTable
 from atoll.membership.member import Phase
 from atoll.membership.messages import (
     Applied,
@@ -23,6 +24,7 @@ from atoll.membership.messages import (
     Leave,
     PeerMessage,
     Ready,
+    SlotsWanted,
     SnapshotWanted,
     Verdict,
     Vote,
@@ -39,10 +41,12 @@ from atoll.membership.steps import (
     RequestLeave,
     Resume,
     Send,
+    TellLeases,
     Tick,
     TrainerSaid,
 )
 from atoll.sim.schedule_checks import next_digest, steps_of_round
+from atoll.sim.schedule_data import LENGTHS, VirtualReader
 from atoll.values import OpId, ParameterInfo, Plan, RankInfo, ReduceReport
 
 if TYPE_CHECKING:
@@ -73,6 +77,7 @@ class Held(msgspec.Struct, frozen=True):
     digest: str
     round: int
     run_step: int
+    slots: SlotTable | None = None
 
 
 class VirtualPeer(Process):
@@ -91,15 +96,19 @@ class VirtualPeer(Process):
         self.catch_up: CatchUp | None = None
         self.began_s, self.train_s = world.now_s, 0.0
         self.training = 0  # numbers the stretches of training, so that an old alarm finishes no newer one
+        self.reader = VirtualReader(peer, world.rng)
+        self.carries = world.rng.random() < 0.3
+        self.asked, self._asked_in_vain = 0, False
         self.state = world.machines.member_start(peer, world.settings.timeouts, world.now_s).state
-        self._say(self._declaration(held.version_term))
+        self._say(self._declaration(held))
         world.connect(self)
         world.after(TICK_S * world.rng.random(), self, self.tick)
 
     def snapshot(self) -> Held:
-        return Held(self.version, self.state.version_term, self.digest, self.round, self.run_step)
+        slots = self.state.slots
+        return Held(self.version, self.state.version_term, self.digest, self.round, self.run_step, slots)
 
-    def _declaration(self, version_term: int) -> Declare:
+    def _declaration(self, held: Held) -> Declare:
         return Declare(
             layout=LAYOUT,
             settings=self.world.run_settings,
@@ -108,7 +117,10 @@ class VirtualPeer(Process):
             round=self.round,
             digest=self.digest,
             step=0,
-            version_term=version_term,
+            version_term=held.version_term,
+            num_slots=len(LENGTHS),
+            wish=self.reader.wish,
+            slots=held.slots,
         )
 
     # ---- the machine -------------------------------------------------------------------------------------
@@ -131,9 +143,14 @@ class VirtualPeer(Process):
                 case Order(order=CatchUp() as order):
                     self.catch_up = order
                     self._fetch()
+                case TellLeases(slots=slots, answers=answers):
+                    self.reader.slots = slots
+                    if answers:
+                        self._go_on_reading(answers)
                 case Resume():
                     if self.catch_up is not None:
                         self.catch_up, self.freeze_round = None, -1
+                    self._begin_reading()
                     self._train()
                 case AbortAttempt(op=op):
                     self.world.engine.abort(self, op)
@@ -198,13 +215,21 @@ class VirtualPeer(Process):
             self.end("asked to leave")
             return
         rng = self.world.rng
-        steps = 0 if rng.random() < 0.06 else rng.randint(1, 4)
+        if self.reader.is_dry() and not self._asked_in_vain:
+            self._asked_in_vain = True
+            self.asked += 1
+            asked = self.asked
+            self._say(SlotsWanted(asked, rng.randint(1, 2)))
+            self.world.after(self.world.settings.timeouts.dead_s, self, lambda: self._go_on_reading(asked))
+            return
+        reads = self.reader.read()
+        steps = 0 if not reads or rng.random() < 0.06 else rng.randint(1, 4)
         self.steps_in_round += steps
         self.tokens_in_round += steps * 12
         self.train_s += self.world.now_s - self.began_s
         finite = rng.random() > 0.03
         ready = Ready(
-            round=0,
+            round=self.round + 1,
             version=self.version,
             digest=self.digest,
             tokens=self.tokens_in_round,
@@ -213,10 +238,30 @@ class VirtualPeer(Process):
             finite=finite,
             train_s=self.train_s,
             round_steps=steps_of_round(self.run_step + steps_of_round(self.run_step)),
+            reads=self.reader.reads(),
+            wish=self.reader.wish,
         )
         stamped = msgspec.structs.replace(ready, round=self.state.round + 1)
         self.world.history.peer_is_ready(self.peer, self.incarnation, stamped)
         self._say(ready)
+
+    def _go_on_reading(self, asked: int) -> None:
+        """What it wished for was answered, or nobody answers."""
+        if asked == self.asked and self._asked_in_vain:
+            self.reader.go_on()
+            self._finish_training(self.training)
+
+    def _begin_reading(self) -> None:
+        """A member (again): work goes on only if it carries it, and nobody else was leased what it read."""
+        if self.carries and self.steps_in_round and self.reader.is_unbroken():
+            self.reader.go_on()
+        else:
+            self._drop_work()
+            self.reader.begin()
+
+    def _drop_work(self) -> None:
+        self.steps_in_round = self.tokens_in_round = 0
+        self.train_s = 0.0
 
     def reduced(self, op: OpId, report: ReduceReport, digest: str) -> None:
         """The engine's report: vote as it says."""
@@ -225,12 +270,16 @@ class VirtualPeer(Process):
         self._say(vote)
 
     def _obey(self, verdict: Verdict) -> None:
-        self.steps_in_round = self.tokens_in_round = 0
-        self.train_s = 0.0
+        self._asked_in_vain = False
         while self.round < self.world.machines.rounds_before(self.round, verdict):
             self._pass_round()
         if verdict.outcome == "skipped":
             self._pass_round()
+            if self.peer in verdict.left_out:
+                self._drop_work()
+                self.reader.begin()
+            else:
+                self.reader.go_on()
             self._after_verdict(verdict)
         else:
             self.world.after(self.world.rng.uniform(0.0, 0.3), self, lambda: self._apply(verdict))
@@ -245,6 +294,8 @@ class VirtualPeer(Process):
         if self.sound:
             self.world.history.peer_applied(self.peer, verdict, self.digest)
             self.world.snapshots.append(self.snapshot())
+        self._drop_work()
+        self.reader.begin()
         self._say(Applied(self.version, self.digest))
         self._after_verdict(verdict)
 
@@ -277,8 +328,6 @@ class VirtualPeer(Process):
         donor = self.world.rng.choice(donors)
         self.version, self.digest, self.sound = donor.version, donor.digest, donor.sound
         self.round, self.run_step = donor.round, donor.run_step
-        self.steps_in_round = self.tokens_in_round = 0
-        self.train_s = 0.0
         self.world.history.peer_caught_up(self.peer, self.version, self.digest)
         self._say(CaughtUp(self.version, self.round, self.digest, self.run_step))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.membership.leases import Lease, SlotTable
 from atoll.membership.messages import (
     Abort,
     Applied,
@@ -13,6 +14,7 @@ from atoll.membership.messages import (
     Freeze,
     Heartbeat,
     HeartbeatAck,
+    Leases,
     Leave,
     Message,
     Probe,
@@ -21,6 +23,7 @@ from atoll.membership.messages import (
     Reduce,
     Refused,
     Serve,
+    SlotsWanted,
     SnapshotWanted,
     Verdict,
     View,
@@ -30,6 +33,7 @@ from atoll.membership.steps import (
     Connected,
     CoordinatorSaid,
     EvictionDecided,
+    LeasesChanged,
     MembersChanged,
     OperatorSaid,
     PeerArrived,
@@ -87,8 +91,10 @@ def describe(what: object) -> str:
             return f"{peer} is evicted" + (f" for {for_s:g} s" if for_s else "")
         case MembersChanged(members=members, started=started, done=done):
             return f"members {','.join(members) or '-'}" + " started" * started + " done" * done
-        case VersionLearned(version=version, round=round_):
-            return f"the run stands at version {version} after round {round_}"
+        case VersionLearned(version=version, round=round_, slots=slots):
+            return f"the run stands at version {version} after round {round_}{_held(slots)}"
+        case LeasesChanged(slots=slots, returned=returned):
+            return f"leases change{_held(slots)}" + f", {','.join(returned)} holds none" * bool(returned)
         case str():
             return what
     return type(what).__name__.lower()
@@ -109,8 +115,13 @@ def describe_message(message: Message) -> str:
             return f"reduce {plan.op} of {','.join(plan.members)}: {weights}"
         case Vote(op=op, ok=ok, digest=digest, reason=reason):
             return f"vote {op} " + (f"yes {digest}" if ok else f"no ({reason})")
-        case Verdict(op=op, outcome=outcome, version=version, members=members, ends=ends):
-            return f"verdict {op} {outcome}, version {version} of {','.join(members)}" + ", the last" * ends
+        case Verdict(op=op, outcome=outcome, version=version, members=members, ends=ends, slots=slots):
+            what = f"verdict {op} {outcome}, version {version} of {','.join(members)}"
+            return what + ", the last" * ends + _held(slots)
+        case Leases(slots=slots, answers=answers):
+            return f"leases{_held(slots)}" + f", the answer to wish {answers}" * bool(answers)
+        case SlotsWanted(number=number, more=more):
+            return f"wish {number}: {more} more data slots"
         case View(members=members, started=started):
             return f"view {','.join(members) or '-'}" + " started" * started
         case CatchUp(version=version, sources=sources, trusted=trusted):
@@ -139,3 +150,17 @@ def describe_message(message: Message) -> str:
         case Refused(kind=kind, reason=reason) | Ended(kind=kind, reason=reason):
             return f"{type(message).__name__.lower()} {kind}: {reason}"
     return type(message).__name__.lower()
+
+
+def _held(slots: SlotTable | None) -> str:
+    """Who holds which slots; where one is partly read, from where on."""
+    if slots is None:
+        return ""
+    peers = [f"{peer} {' '.join(map(_lease, held))}" for peer, held in slots.leases.items()]
+    came_back = f", free: {' '.join(map(_lease, slots.pool))}" if slots.pool else ""
+    return f"; slots: {', '.join(peers) or '-'}{came_back}"
+
+
+def _lease(lease: Lease) -> str:
+    at = f"+{lease.at}" if lease.at else ""
+    return f"{lease.slot}" + (f"@{lease.epoch}{at}" if lease.epoch or at else "")

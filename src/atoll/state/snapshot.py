@@ -159,42 +159,22 @@ def manifest_of(
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a snapshot, checked against itself. Raises LocalError, naming the file and what to do."""
     path = folder / MANIFEST
-    with _opened(path) as file:
+    with opened(path) as file:
         data = file.read(_MAX_MANIFEST_BYTES + 1)
     if len(data) > _MAX_MANIFEST_BYTES:
-        raise _damaged(path, f"it has more than {_MAX_MANIFEST_BYTES} bytes")
+        raise damaged(path, f"it has more than {_MAX_MANIFEST_BYTES} bytes")
     try:
         return manifests.decode(data)
     except ValueError as error:
-        raise _damaged(path, str(error)) from None
-
-
-def verify_snapshot(folder: Path, *, from_disk: bool = True, hashed: bool = False) -> Manifest:
-    """Read what a disk has of a snapshot, and compare it with its digest tables. Raises LocalError as `read_snapshot`.
-    Takes little memory, and no hash unless it is asked for: what was just written is verified so. `from_disk`: what the
-    system has in memory of it does not count."""
-    manifest = read_manifest(folder)
-    for shard in manifest.shards:
-        with _opened(folder / shard.file) as file:
-            if from_disk:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            _check_shard(folder / shard.file, file, shard, hashed=hashed)
-    buffer = np.empty(min(kernels.PIECE, manifest.numel), dtype=np.float32)
-    for vector in VECTORS:
-        for piece, start in enumerate(range(0, manifest.numel, manifest.piece)):
-            values = buffer[: min(manifest.piece, manifest.numel - start)]
-            read_elements(folder, manifest, vector, start, values)
-            if manifests.rows_of(values, start) != [manifest.row(vector, piece)]:
-                raise _other_digest(folder, manifest, vector, start)
-    return manifest
+        raise damaged(path, str(error)) from None
 
 
 def read_snapshot(folder: Path, manifest: Manifest | None = None) -> LoadedState:
     """Load a snapshot, every byte checked. Raises LocalError, naming the file and what to do."""
     manifest = manifest or read_manifest(folder)
     for shard in manifest.shards:  # before anything is allocated
-        with _opened(folder / shard.file) as file:
-            _check_shard(folder / shard.file, file, shard)
+        with opened(folder / shard.file) as file:
+            check_shard(folder / shard.file, file, shard)
     state = LoadedState(
         anchor=np.empty(manifest.numel, dtype=np.float32),
         velocity=np.empty(manifest.numel, dtype=np.float32),
@@ -203,14 +183,14 @@ def read_snapshot(folder: Path, manifest: Manifest | None = None) -> LoadedState
         step=manifest.step,
     )
     for shard in manifest.shards:
-        with _opened(folder / shard.file) as file:
+        with opened(folder / shard.file) as file:
             for values, at in ((state.anchor, shard.anchor_at), (state.velocity, shard.velocity_at)):
                 file.seek(at)
                 _read_values(folder / shard.file, file, values[shard.start : shard.stop])
     for vector, values in zip(VECTORS, (state.anchor, state.velocity), strict=True):
         for piece, row in enumerate(manifests.rows_of(values)):
             if row != manifest.row(vector, piece):
-                raise _other_digest(folder, manifest, vector, piece * manifest.piece)
+                raise other_digest(folder, manifest, vector, piece * manifest.piece)
     return state
 
 
@@ -219,28 +199,28 @@ def read_elements(folder: Path, manifest: Manifest, vector: Vector, start: int, 
     Raises LocalError."""
     done = 0
     for span in manifest.spans(vector, start, start + out.size):
-        with _opened(folder / span.file) as file:
+        with opened(folder / span.file) as file:
             file.seek(span.offset)
             _read_values(folder / span.file, file, out[done : done + span.size_bytes // VALUE_BYTES])
         done += span.size_bytes // VALUE_BYTES
 
 
-def _other_digest(folder: Path, manifest: Manifest, vector: Vector, start: int) -> LocalError:
+def other_digest(folder: Path, manifest: Manifest, vector: Vector, start: int) -> LocalError:
     stop = min(start + manifest.piece, manifest.numel)
-    return _damaged(
+    return damaged(
         folder, f"elements {start} to {stop} of the {vector} do not have the digest of the manifest"
     )
 
 
 @contextmanager
-def _opened(path: Path) -> Generator[BufferedReader, None, None]:
+def opened(path: Path) -> Generator[BufferedReader, None, None]:
     try:
         with open(path, "rb", opener=open_itself) as file:
             yield file
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _damaged(path, "it is a link, and leads out of its folder for all one knows") from None
-        raise _damaged(path, f"it cannot be read: {(error.strerror or str(error)).lower()}") from None
+            raise damaged(path, "it is a link, and leads out of its folder for all one knows") from None
+        raise damaged(path, f"it cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
 def open_itself(path: str, flags: int) -> int:
@@ -302,18 +282,18 @@ def _write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _check_shard(path: Path, file: BufferedReader, shard: Shard, *, hashed: bool = True) -> None:
-    """Size, hash (if `hashed`), and that the safetensors header says what the manifest says."""
+def check_shard(path: Path, file: BufferedReader, shard: Shard, *, hashed: bool = True) -> None:
+    """Size, hash (if `hashed`, of all of it), and that the safetensors header says what the manifest says."""
     size = os.fstat(file.fileno()).st_size
     if size != shard.size_bytes:
-        raise _damaged(path, f"it has {size} bytes and should have {shard.size_bytes}")
+        raise damaged(path, f"it has {size} bytes and should have {shard.size_bytes}")
     if hashed and shard.sha256 and hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-        raise _damaged(path, "its SHA-256 is not that of the manifest")
+        raise damaged(path, "its SHA-256 is not that of the manifest")
     file.seek(0)
     prefix = file.read(_LENGTH.size)
     length = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else 0
     if length > min(_MAX_HEADER_BYTES, size):
-        raise _damaged(path, "its header has no length")
+        raise damaged(path, "its header has no length")
     try:
         entries = msgspec.json.decode(file.read(length), type=dict[str, Any])
         for vector, at in (("anchor", shard.anchor_at), ("velocity", shard.velocity_at)):
@@ -324,20 +304,20 @@ def _check_shard(path: Path, file: BufferedReader, shard: Shard, *, hashed: bool
                 "shape": [numel],
                 "data_offsets": [first, first + numel * VALUE_BYTES],
             }:
-                raise _damaged(path, f"its header and the manifest differ about the {vector}")
+                raise damaged(path, f"its header and the manifest differ about the {vector}")
     except (msgspec.MsgspecError, KeyError):
-        raise _damaged(path, "its header is no safetensors header of anchor and velocity") from None
+        raise damaged(path, "its header is no safetensors header of anchor and velocity") from None
 
 
 def _read_values(path: Path, file: BufferedReader, out: Floats) -> None:
     got = file.readinto(out.data.cast("B"))
     if got != out.nbytes:
-        raise _damaged(path, "it ends too early")
+        raise damaged(path, "it ends too early")
     if sys.byteorder == "big":
         out.byteswap(inplace=True)
 
 
-def _damaged(path: Path, what: str) -> LocalError:
+def damaged(path: Path, what: str) -> LocalError:
     return LocalError(
         f"snapshot file {path} is damaged or unfinished: {what}; use another snapshot, or copy it again"
     )

@@ -16,23 +16,24 @@ from atoll.config.shared import flatten, settings_digest
 from atoll.data.corpus import Documents, read_corpus
 from atoll.data.opening import open_prepared, shard_cache
 from atoll.data.preparing import identity_of
-from atoll.data.reader import Positions, Reader, held_out_sequences
-from atoll.data.slots import Slots, static_assignment
+from atoll.data.reader import held_out_sequences
+from atoll.data.slots import Slots
 from atoll.data.tokenizer import load_tokenizer
 from atoll.diloco.exchange import Shelf
 from atoll.diloco.joining import default_peer_name, open_session
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
 from atoll.errors import ConfigError
-from atoll.events import RowsSkipped, Sink
+from atoll.events import Event, RowsSkipped, Sink, StartWeightsMissed
 from atoll.network.addresses import engine_address
 from atoll.network.line import Line
 from atoll.state.tensors import ModelTensors
 from atoll.train.adamw import make_adamw
-from atoll.train.batches import Batches
+from atoll.train.batches import Batches, Leaser
 from atoll.train.evaluate import validation_loss
 from atoll.train.init import initialize
 from atoll.train.inner import InnerStep
+from atoll.train.leases_here import OwnSlots
 from atoll.train.llama import Llama, LlamaConfig
 from atoll.train.loop import train
 from atoll.train.lr_schedule import LRSchedule
@@ -51,17 +52,23 @@ def run_peer(
     wait_s: float = 0.0,
     sinks: Sequence[Sink] = (),
     fresh: bool = False,
+    joins: bool = False,
 ) -> str:
     """Train one peer of the run that `config` describes, until it is over; returns the reason in a sentence. It goes on
-    from the newest checkpoint that it finds, unless `fresh`.
+    from the newest checkpoint that it finds, unless `fresh`. A peer that `joins` by the run's join line needs no start
+    weights of its own (`model.init_from`): where the folder is not here, others give it the state.
 
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
     skipped: list[RowsSkipped] = []
     corpus = load_corpus(config, skipped.append)
     train_part, held_out = corpus.split(config.data.val_fraction)
-    model = build_model(config)
-    settings = {**flatten(config), "data.digest": corpus.digest()}
+    start = config.model.init_from
+    missed = start if joins and start and not Path(start).exists() else ""
+    model = build_model(config, with_weights=not missed)
+    settings = flatten(config)
+    if config.data.scope == "shared":
+        settings["data.digest"] = corpus.digest()
     local = config.local
     with open_session(
         local.coordinator,
@@ -81,18 +88,26 @@ def run_peer(
     ) as session:
         for event in skipped:
             session.events.emit(event)
+        if missed:
+            session.events.emit(StartWeightsMissed(path=missed))
         tensors = ModelTensors(model.named_parameters(remove_duplicate=False))
         inner = build_inner(model, config)
+        batches, own = _batches(session, train_part, config)
         outer = session.open_rounds(
             outer_schedule(config.outer, config.run.steps),
             codec=config.outer.codec,
             error_feedback=config.outer.error_feedback,
             late=config.membership.late,
             joiner=config.inner.joiner,
+            holds_start=not missed,
             settings=settings,
             tensors=tensors,
             inner=inner.optimizer,
+            data=batches,
         )
+        if own is not None:
+            session.hold("data", own)
+            batches.begin()
         kept = session.safekeeping.has_own_part or session.took_inner_state
         if (session.joined_late or session.version) and not kept:
             inner.rewarm(config.inner.rewarm_steps)
@@ -100,7 +115,7 @@ def run_peer(
         session.hold_buffers(model)
         observer = _observer(session, model, held_out, config)
         observer.started()
-        train(session, inner, _batches(session, train_part, config), outer, observer)
+        train(session, inner, batches, outer, observer)
         if not outer.finished():  # in the middle of a round the weights are this peer's own: nothing to save
             return session.asked_to_leave
         path = run_folder(config) / "model.safetensors" if local.save_model else None
@@ -130,11 +145,11 @@ def keeping(config: RunConfig) -> Keeping:
     )
 
 
-def build_model(config: RunConfig) -> Llama:
-    """The run's model with the run's start weights, on this peer's device."""
+def build_model(config: RunConfig, *, with_weights: bool = True) -> Llama:
+    """The run's model with the run's start weights, on this peer's device. Without them it has any."""
     _prepare_torch(config)
     model = Llama(llama_config(config.model))
-    if config.model.init_from:
+    if config.model.init_from and with_weights:
         load_weights(model, Path(config.model.init_from))
     else:
         initialize(model, config.run.seed)
@@ -197,30 +212,34 @@ def cut_slots(corpus: Documents, config: RunConfig) -> Slots:
     return Slots.cut(corpus, config.data.slots, config.run.seed, piece_tokens=piece_tokens)
 
 
-def _batches(session: Session, corpus: Documents, config: RunConfig) -> Batches:
-    """This peer's slots: every n-th, by the order of the members' ids as the run started."""
-    members = session.start_members
+def _batches(session: Session, corpus: Documents, config: RunConfig) -> tuple[Batches, OwnSlots | None]:
+    """What this peer reads: slots that the coordinator leases to it, or those of its own data."""
     slots = cut_slots(corpus, config)
-    held = static_assignment(slots, members.index(session.peer), len(members))
-    reader = Reader(slots, held, config.data.seq_len)
-    _go_on_reading(session, reader)
-    return Batches(reader, config.inner.batch_size)
+    if config.data.scope == "shared":
+        return batches_of(slots, config, session.peer, session, session.events.emit), None
+    own = OwnSlots(slots.count, config.run.seed, session.peer)
+    batches = batches_of(slots, config, session.peer, own, session.events.emit, own_data=corpus.digest())
+    return batches, own
 
 
-def _go_on_reading(session: Session, reader: Reader) -> None:
-    """From where the saved run stood: slots that other peers read are known as far as their parts lie here."""
-    others = session.safekeeping.others("data")
-    known = {slot: at for positions in others.values() for slot, at in positions}
-
-    def seek(own: Positions) -> None:
-        reader.seek({**known, **dict(own)}.items())
-
-    session.safekeeping.hold("data", reader.positions, seek)
-    if known and not session.safekeeping.has_own_part:
-        seek(())
-    moved = sorted(slot for slot, _ in reader.positions() if slot in known)
-    if moved:
-        session.safekeeping.remark(f"{len(moved)} data slots that other peers had begun are this peer's now")
+def batches_of(
+    slots: Slots,
+    config: RunConfig,
+    peer: str,
+    leaser: Leaser,
+    emit: Callable[[Event], None] = lambda event: None,
+    *,
+    own_data: str = "",
+) -> Batches:
+    return Batches(
+        slots,
+        config.data.seq_len,
+        config.inner.batch_size,
+        peer=peer,
+        leaser=leaser,
+        emit=emit,
+        own_data=own_data,
+    )
 
 
 def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambda event: None) -> Documents:

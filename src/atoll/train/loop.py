@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Protocol
 
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.session import Session
@@ -11,16 +11,22 @@ from atoll.train.inner import InnerStep
 from atoll.train.observer import Observer
 
 
-def train(
-    session: Session, inner: InnerStep, batches: Iterator[Batch], outer: OuterLoop, observer: Observer
-) -> None:
+class Source(Protocol):
+    """Where batches come from."""
+
+    def take(self) -> Batch | None: ...
+
+
+def train(session: Session, inner: InnerStep, batches: Source, outer: OuterLoop, observer: Observer) -> None:
     """Train until the run is over. Raises what ends this peer's part in it."""
     while not session.finished():
         session.safe_point()  # raises what ended membership; joins and recovery will happen here and nowhere else
-        batch = next(batches)
+        if (batch := batches.take()) is None:
+            outer.finish_round()  # nothing is left to read: this peer takes part without an update
+            continue
         # forward, backward, clip, local optimizer
         report = inner.step(batch.inputs, batch.targets, session.step)
         # None, except at the end of a round
-        sync = outer.step(tokens=report.trained_tokens, loss=report.loss, positions=batch.positions)
+        sync = outer.step(tokens=report.trained_tokens, loss=report.loss)
         # events, evaluation of the anchor
         observer.after_step(report, sync)

@@ -6,19 +6,26 @@ processes (oracle E31, `tests/e2e`), so that outer settings can be tried without
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from atoll.config.schema import RunConfig
 from atoll.data.corpus import Documents
-from atoll.data.reader import Reader
-from atoll.data.slots import static_assignment
 from atoll.diloco.round import Work
+from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.simulation import SimulatedRun, simulate
 from atoll.state.tensors import ModelTensors
 from atoll.train.batches import Batches
-from atoll.train.build import build_inner, build_model, cut_slots, evaluation, outer_schedule
+from atoll.train.build import (
+    batches_of,
+    build_inner,
+    build_model,
+    cut_slots,
+    evaluation,
+    outer_schedule,
+)
 from atoll.train.inner import InnerStep
+from atoll.train.leases_here import LeasesHere
 
 
 @dataclass
@@ -32,7 +39,8 @@ class TrainedPeer:
     def train(self, steps: int, run_step: int) -> Work:
         work = Work()
         for step in range(run_step, run_step + steps):
-            batch = next(self.batches)
+            if (batch := self.batches.take()) is None:
+                break
             report = self.inner.step(batch.inputs, batch.targets, step)
             work.add(report.trained_tokens, report.loss)
         return work
@@ -52,29 +60,48 @@ def simulate_run(
     """
     train_part, held_out = corpus.split(config.data.val_fraction)
     slots = cut_slots(train_part, config)
-    peers = []
-    for index in range(num_peers):
+    schedule = outer_schedule(config.outer, config.run.steps)
+    leases = LeasesHere(slots.count, config.run.seed)
+    peers: dict[str, TrainedPeer] = {}
+    for name in (f"{index:06}" for index in range(num_peers)):
         model = build_model(config)
-        reader = Reader(slots, static_assignment(slots, index, num_peers), config.data.seq_len)
-        peers.append(
-            TrainedPeer(
-                tensors=ModelTensors(model.named_parameters(remove_duplicate=False)),
-                inner=build_inner(model, config),
-                batches=Batches(reader, config.inner.batch_size),
-            )
+        peers[name] = TrainedPeer(
+            tensors=ModelTensors(model.named_parameters(remove_duplicate=False)),
+            inner=build_inner(model, config),
+            batches=batches_of(slots, config, name, leases.of(name)),
         )
-    evaluate, _ = evaluation(peers[0].inner.model, held_out, config)
+    leases.begin(_wishes(peers, schedule, 0))
+    for peer in peers.values():
+        peer.batches.begin()
+    first = next(iter(peers.values()))
+    evaluate, _ = evaluation(first.inner.model, held_out, config)
 
     def after_round(run: SimulatedRun) -> None:
+        reads = {name: peer.batches.reads() for name, peer in peers.items()}
+        wishes = _wishes(peers, schedule, run.state.step)
+        if run.rounds[-1].contributors:
+            leases.conclude(reads, wishes)
+            for peer in peers.values():
+                peer.batches.begin()
+        else:
+            leases.go_on(reads, wishes)
+            for peer in peers.values():
+                peer.batches.go_on()
         if eval_every_rounds and run.state.round % eval_every_rounds == 0:
             evaluated(run.state.step, evaluate())
 
     run = simulate(
-        peers,
-        outer_schedule(config.outer, config.run.steps),
+        list(peers.values()),
+        schedule,
         codec=config.outer.codec,
         error_feedback=config.outer.error_feedback,
         weights=config.outer.weights,
         after_round=after_round,
     )
     return run, evaluate()
+
+
+def _wishes(peers: Mapping[str, TrainedPeer], schedule: OuterSchedule, step: int) -> dict[str, int]:
+    """How many slots each wishes to hold for the round that begins at the run's `step`."""
+    steps = 0 if schedule.finished(step) else schedule.round_at(step).inner_steps
+    return {name: peer.batches.wish(steps) for name, peer in peers.items()}

@@ -7,8 +7,9 @@ import msgspec
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):
     """Bring a staged version to the place. `snapshot` is its folder; `own` is the file of the peer's own part, whose
-    first `own_bytes` are a safetensors file and whose next `state_bytes` are JSON. The files are opened at once, so
-    they may lose their names afterwards. `uploads`: the shared part is for this peer to bring to `remote`."""
+    first `own_bytes` are a safetensors file and whose next `state_bytes` are JSON; none of the latter, no own part. The
+    files are opened at once, so they may lose their names afterwards. `uploads`: the shared part is for this peer to
+    bring to `remote`."""
 
     version: int
     term: int

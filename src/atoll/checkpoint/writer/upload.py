@@ -20,7 +20,8 @@ def upload(order: Save) -> Uploaded:
     try:
         folder = CheckpointFolder(Path(order.place))
         remote = RemotePlace.at(order.remote)
-        remote.publish_own(folder, order.peer, order.version)
+        if order.state_bytes:
+            remote.publish_own(folder, order.peer, order.version)
         if order.uploads:
             manifest = remote.publish(folder, order.version)
             good = Found(manifest.term, manifest.version, manifest.digest)

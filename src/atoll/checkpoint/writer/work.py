@@ -18,7 +18,8 @@ from atoll.checkpoint.writer.orders import Failed, Save, Saved
 from atoll.errors import LocalError
 from atoll.state import manifest as manifests
 from atoll.state.manifest import MANIFEST, Manifest
-from atoll.state.snapshot import LoadedState, fill_snapshot, verify_snapshot
+from atoll.state.snapshot import LoadedState, fill_snapshot
+from atoll.state.verify import verify_snapshot
 
 _CHUNK_BYTES = 4 << 20
 
@@ -30,7 +31,7 @@ class _Staged:
     manifest: Manifest
     shared: LoadedState
     own: memoryview
-    own_state: dict[str, object]
+    own_state: dict[str, object] | None
 
 
 def save(order: Save) -> Saved | Failed:
@@ -50,16 +51,16 @@ def save(order: Save) -> Saved | Failed:
 def _save(order: Save, staged: _Staged, folder: CheckpointFolder) -> Saved:
     began_s = time.monotonic()
     folder.sweep()
-    # The own part first: a version that is there has that of who wrote it.
-    own = OwnManifest(
-        run=order.run,
-        peer=order.peer,
-        version=order.version,
-        digest=order.digest,
-        files=(),
-        state=staged.own_state,
-    )
-    folder.write_own(own, _chunks(staged.own), len(staged.own))
+    if staged.own_state is not None:  # first: a version that is there has that of who wrote it
+        own = OwnManifest(
+            run=order.run,
+            peer=order.peer,
+            version=order.version,
+            digest=order.digest,
+            files=(),
+            state=staged.own_state,
+        )
+        folder.write_own(own, _chunks(staged.own), len(staged.own))
     shared_bytes = 0
     if not _is_there(folder, order):
         folder.delete(order.version)
@@ -70,7 +71,8 @@ def _save(order: Save, staged: _Staged, folder: CheckpointFolder) -> Saved:
     written_s = time.monotonic()
     try:
         verified = verify_snapshot(folder.shared(order.version))
-        folder.read_own(order.peer, order.version)
+        if staged.own_state is not None:
+            folder.read_own(order.peer, order.version)
     except LocalError:
         folder.delete(
             order.version
@@ -123,9 +125,11 @@ def _open(order: Save) -> _Staged:
         np.frombuffer(memory, dtype="<f4", count=manifest.numel, offset=at)
         for at in (shard.anchor_at, shard.velocity_at)
     )
+    shared = LoadedState(anchor, velocity, manifest.version, manifest.round, manifest.step)
+    if not order.state_bytes:
+        return _Staged(manifest, shared, memoryview(b""), None)
     own = _mapped(Path(order.own), order.own_bytes + order.state_bytes)
     state = msgspec.json.decode(own[order.own_bytes :], type=dict[str, object])
-    shared = LoadedState(anchor, velocity, manifest.version, manifest.round, manifest.step)
     return _Staged(manifest, shared, own[: order.own_bytes], state)
 
 

@@ -33,7 +33,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 def stats(
     shards: Annotated[
         list[str],
-        Parameter(help="Folders, or http addresses, that `atoll data prep` has made.", show_default=False),
+        Parameter(
+            help="Folders, or http or object store addresses, that `atoll data prep` has made.",
+            show_default=False,
+        ),
     ],
     /,
     *,

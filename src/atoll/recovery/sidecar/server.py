@@ -30,9 +30,12 @@ from atoll.recovery.sidecar.orders import Order, Settings
 
 MAX_PEERS: Final = 128
 """Connections that have proved the key; when one more comes, the one that was idle longest goes."""
-FLOOR_BYTES_PER_S: Final = float(1 << 20)
+FLOOR_BYTES_PER_S: Final = float(512 << 10)
 FLOOR_SHARE: Final = 0.05
 """While a round moves bytes: this share of the cap, or FLOOR_BYTES_PER_S where there is no cap."""
+QUIET_S: Final = 1.0
+QUIET_BYTES_PER_S: Final = float(64 << 10)
+"""A round that is over sooner has the line nearly to itself: those who fetch lose little by it."""
 
 _MAX_LINE_BYTES = 1024
 _MAX_FAILED_PROOFS = 3
@@ -66,6 +69,7 @@ class Server:
         self._flag: BinaryIO | None = None
         if settings.folder:
             self._move(Path(settings.folder))
+        self._moving_since_s: float | None = None
         self._gate = Gate()
         self._pace = Pace(self._bytes_per_s)
         self._connections: weakref.WeakKeyDictionary[asyncio.BaseTransport, _Connection] = (
@@ -242,9 +246,14 @@ class Server:
         )
 
     def _bytes_per_s(self) -> float:
-        cap = self._settings.max_bytes_per_s
+        cap, now_s = self._settings.max_bytes_per_s, time.monotonic()
         if not self._round_moves():
+            self._moving_since_s = None
             return cap
+        if self._moving_since_s is None:
+            self._moving_since_s = now_s
+        if now_s - self._moving_since_s < QUIET_S:
+            return min(cap, QUIET_BYTES_PER_S) if cap else QUIET_BYTES_PER_S
         return max(cap * FLOOR_SHARE, min(cap, 64 << 10)) if cap else FLOOR_BYTES_PER_S
 
     def _round_moves(self) -> bool:
