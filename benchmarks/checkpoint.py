@@ -9,7 +9,8 @@
 - verify: bytes a second on one core, read back from the disk's cache: by the digest tables, and with SHA-256 as `atoll
   checkpoints verify` does (asked: at least 1 GB/s); SHA-256 alone, which bounds that; and from the disk.
 - loss: the share of matrix products that is not made while the writer works, by the quiet windows before and after it,
-  in turns (asked: below 0.05): the median, and the least and the most of all turns.
+  in turns (asked: below 0.05): the median, and the least and the most of all turns. Only on a machine that does
+  nothing else. writer_share is the writer's part of all cores' time while it works, which other work does not blur.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import torch
 
 from atoll.checkpoint.folder import CheckpointFolder
@@ -118,8 +120,9 @@ def plain_write_s(folder: Path, data: np.ndarray) -> float:
         path.unlink()
 
 
-def throughput_losses(peer: Peer, tries: int) -> list[float]:
-    """Products made in windows with and without a save beside them, in turns; one torch thread a core."""
+def throughput_losses(peer: Peer, tries: int) -> tuple[list[float], list[float]]:
+    """Products made in windows with and without a save beside them, in turns; one torch thread a core. What was lost,
+    and the writer's share of all cores, each from the least to the most."""
     weights = torch.randn(512, 512)
 
     def products(until: Callable[[], bool]) -> float:
@@ -133,9 +136,12 @@ def throughput_losses(peer: Peer, tries: int) -> list[float]:
         began_s = time.perf_counter()
         return products(lambda: time.perf_counter() - began_s > WINDOW_S)
 
-    losses = []
+    assert peer.saver.pid is not None
+    writer = psutil.Process(peer.saver.pid)
+    losses, shares = [], []
     quiet = quiet_window()
     for _ in range(tries):
+        used_s, began_s = sum(writer.cpu_times()[:2]), time.perf_counter()
         peer.order()
         before = len(peer.events)
 
@@ -144,10 +150,12 @@ def throughput_losses(peer: Peer, tries: int) -> list[float]:
             return len(peer.events) > before
 
         busy = products(saved)
+        cores_s = (time.perf_counter() - began_s) * len(os.sched_getaffinity(0))
+        shares.append((sum(writer.cpu_times()[:2]) - used_s) / cores_s)
         after = quiet_window()
         losses.append(1 - 2 * busy / (quiet + after))
         quiet = after
-    return sorted(losses)
+    return sorted(losses), sorted(shares)
 
 
 def seconds(call: Callable[[], None]) -> float:
@@ -175,7 +183,7 @@ def measure(numel: int, folder: Path, tries: int) -> dict[str, float]:
         )
         sha_s = min(seconds(lambda: hashlib.sha256(peer.state.anchor.data).digest()) for _ in range(tries))
         copied_s = memcpy_s(peer, tries)
-        losses = throughput_losses(peer, tries)
+        losses, shares = throughput_losses(peer, tries)
         return {
             "numel": numel,
             "saved_bytes": peer.num_bytes,
@@ -191,6 +199,7 @@ def measure(numel: int, folder: Path, tries: int) -> dict[str, float]:
             "throughput_loss": statistics.median(losses),
             "least_throughput_loss": losses[0],
             "most_throughput_loss": losses[-1],
+            "writer_share": statistics.median(shares),
         }
     finally:
         peer.close()
