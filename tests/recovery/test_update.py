@@ -74,8 +74,8 @@ def test_a_head_tells_the_digest_of_every_piece() -> None:
     history = History(PIECE_BYTES + 100, "int8")
     update, data = history.commit()
     head = head_of(update, data)
-    assert len(head.pieces) == 2
     step = piece_bytes_of(data.size)
+    assert len(head.pieces) == -(-data.size // step) > 1
     assert head.pieces[1] == kernels.digest_bytes(data[step : 2 * step]).hex()
     assert decode_head(msgspec.json.encode(head)) == head
 

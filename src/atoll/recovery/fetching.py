@@ -20,8 +20,9 @@ from atoll.recovery.targets import Source
 from atoll.recovery.wanted import Wanted
 
 MAX_SOURCES: Final = 32
-_CONNECTIONS: Final = 8
-"""So many to all sources together, at most 4 to one; but at least one to each."""
+_CONNECTIONS: Final = 5
+"""So many to all sources together, at most 4 to one; but at least one to each. With more of them on one line some
+starve: a piece then takes as long as all others together, and everybody waits for it at the end."""
 _CLOSE_S: Final = 5.0
 
 
