@@ -230,9 +230,13 @@ class Session:
         Saved again with every version from now on."""
         saved: list[Any] = list(self.safekeeping.others("data").values())
         self.safekeeping.hold("data", self._slots_to_save, saved.append)
-        known = [msgspec.convert(each, SlotTable) for each in saved if each]
-        known = [each for each in known if each.version <= version]
-        return max(known, key=lambda each: each.version, default=None)
+        known: list[SlotTable] = []
+        for each in saved:
+            try:
+                known += [msgspec.convert(each, SlotTable)] if each else []
+            except msgspec.ValidationError as error:
+                self.safekeeping.remark(f"what was saved of data does not fit and is dropped: {error}")
+        return max((each for each in known if each.version <= version), key=_version_of, default=None)
 
     def _slots_to_save(self) -> Any:
         slots = self._member.slots()
@@ -483,6 +487,10 @@ class Session:
     def _advance(scheduler: Any, step: int) -> None:
         while scheduler.last_epoch < step:
             scheduler.step()
+
+
+def _version_of(slots: SlotTable) -> int:
+    return slots.version
 
 
 def _copy_into(buffers: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
