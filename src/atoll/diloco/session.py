@@ -17,10 +17,11 @@ import torch
 from atoll.checkpoint.own_part import Stateful
 from atoll.clock import Clock, MonotonicClock
 from atoll.comm.native import NativeCommunicator
+from atoll.diloco.data import Data, NoData
 from atoll.diloco.exchange import Exchange, Shelf
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round import Data, NoData, Rounds
+from atoll.diloco.round import Rounds
 from atoll.diloco.safekeeping import LAST_SAVE_S, Safekeeping
 from atoll.diloco.schedule import OuterSchedule
 from atoll.errors import ConfigError
