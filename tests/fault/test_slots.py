@@ -7,10 +7,12 @@ counts is what the trainers found in their batches, in the rounds of which the c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,14 +24,23 @@ from support.swarm import Peer, Swarm, nursery
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 READING = Path(__file__).parents[1] / "support" / "reading_peer.py"
-PATIENT = {"dead_s": 2.0, "relearn_s": 2.0, "policy": "deadline", "grace_s": 0.3, "freeze_s": 0.5}
+IMPATIENT = {"dead_s": 2.0, "relearn_s": 2.0, "grace_s": 0.3, "freeze_s": 0.5}
 
 
 class Readers(Swarm):
     """A swarm of reading peers."""
 
-    def __init__(self, folder: Path, *, start_peers: int, save_rounds: int = 0) -> None:
-        super().__init__(folder, start_peers=start_peers, run="reading", save_rounds=save_rounds, **PATIENT)
+    def __init__(
+        self, folder: Path, *, start_peers: int, save_rounds: int = 0, policy: str = "deadline"
+    ) -> None:
+        super().__init__(
+            folder,
+            start_peers=start_peers,
+            run="reading",
+            save_rounds=save_rounds,
+            policy=policy,
+            **IMPATIENT,
+        )
 
     def reader(self, name: str, *arguments: object, step_s: float = 0.01) -> Peer:
         results, log = self.folder / f"{name}.results", self.folder / f"{name}.log"
@@ -48,6 +59,10 @@ class Readers(Swarm):
             elif event["type"] == "SlotsRead":
                 found += [(event["version"], peer, reads) for peer, reads in event["committed"].items()]
         return [(peer, reads) for _, peer, reads in found]
+
+    def read_by_version(self) -> dict[int, dict[str, list[list[int]]]]:
+        """What was read for each version; of one that was made again, the last."""
+        return {event["version"]: event["committed"] for event in self.events("SlotsRead")}
 
     def version(self) -> int:
         return max((event["version"] for event in self.events("RoundCommitted")), default=0)
@@ -80,10 +95,9 @@ def whole() -> dict[int, int]:
 def test_every_document_is_consumed_exactly_once(tmp_path: Path, fault_seed: int) -> None:
     chance = random.Random(fault_seed)
     with Readers(tmp_path, start_peers=3, save_rounds=1) as swarm:
-        for name in "abc":
-            swarm.reader(name, "--checkpoints", tmp_path / f"place-{name}")
+        start(swarm, "a", "b", "c")
         swarm.wait_for_version(2)
-        swarm.reader("d", "--checkpoints", tmp_path / "place-d")
+        start(swarm, "d")
         left_out, killed, leaving = chance.sample("abc", 3)
         swarm.peers[left_out].send(signal.SIGSTOP)
         stood_at = swarm.version()
@@ -112,8 +126,7 @@ def test_every_document_is_consumed_exactly_once(tmp_path: Path, fault_seed: int
         # All at once, and the journal with them: what was read is known from the checkpoints alone.
         swarm.kill_all()
         swarm.journal.unlink()
-        for name in ("d", left_out, "e"):
-            swarm.reader(name, "--checkpoints", tmp_path / f"place-{name}")
+        start(swarm, "d", left_out, "e")
         swarm.restart_coordinator()
         swarm.wait(swarm.epoch_is_read, within_s=90, what="the end of the epoch")
         learned = swarm.events("VersionLearned")
@@ -122,6 +135,42 @@ def test_every_document_is_consumed_exactly_once(tmp_path: Path, fault_seed: int
         returned = {event["peer"] for event in swarm.events("SlotsReturned")}
         assert {killed, leaving} <= returned
         assert swarm.consumed(0) == whole()
+
+
+def test_a_run_that_is_resumed_reads_what_it_would_have_read(tmp_path: Path) -> None:
+    """By the same peers, in the same slots, to the token; with nothing but their checkpoints."""
+    with steady(tmp_path / "whole") as swarm:
+        swarm.wait_for_version(30)
+        whole = swarm.read_by_version()
+    with steady(tmp_path / "killed") as swarm:
+        swarm.wait(lambda: saved(swarm.folder, "a", "b"), within_s=60, what="checkpoints of both")
+        swarm.kill_all()
+        swarm.journal.unlink()
+        start(swarm, "b", "a")
+        swarm.restart_coordinator()
+        swarm.wait(lambda: swarm.events("VersionLearned"), within_s=60, what="the run to go on")
+        begun_at = swarm.events("VersionLearned")[-1]["version"]
+        swarm.wait_for_version(begun_at + 6)
+        resumed = swarm.read_by_version()
+    common = sorted(whole.keys() & resumed.keys())
+    assert common[-1] >= begun_at + 6
+    assert {version: resumed[version] for version in common} == {
+        version: whole[version] for version in common
+    }
+
+
+@contextlib.contextmanager
+def steady(folder: Path) -> Iterator[Readers]:
+    """Two peers in a run in which nobody is left out."""
+    folder.mkdir()
+    with Readers(folder, start_peers=2, save_rounds=3, policy="wait") as swarm:
+        start(swarm, "a", "b")
+        yield swarm
+
+
+def start(swarm: Readers, *names: str) -> None:
+    for name in names:
+        swarm.reader(name, "--checkpoints", swarm.folder / f"place-{name}")
 
 
 def saved(folder: Path, *names: str) -> bool:

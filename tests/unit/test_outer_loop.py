@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from atoll.clock import ManualClock
+from atoll.diloco.data import NoData
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round import NoData, RoundReport, Work
+from atoll.diloco.round import RoundReport, Work
 from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.kernels import Floats
 from atoll.state.tensors import ModelTensors

@@ -18,10 +18,11 @@ from atoll.checkpoint.own_part import Stateful
 from atoll.clock import Clock, MonotonicClock
 from atoll.comm.native import NativeCommunicator
 from atoll.comm.prober import ProbeOrder, Prober
+from atoll.diloco.data import Data, NoData
 from atoll.diloco.exchange import Exchange, Shelf
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round import Data, NoData, Rounds
+from atoll.diloco.round import Rounds
 from atoll.diloco.safekeeping import LAST_SAVE_S, Safekeeping
 from atoll.diloco.schedule import OuterSchedule
 from atoll.errors import ConfigError, QuorumLost, Unreachable
@@ -243,9 +244,13 @@ class Session:
         Saved again with every version from now on."""
         saved: list[Any] = list(self.safekeeping.others("data").values())
         self.safekeeping.hold("data", self._slots_to_save, saved.append)
-        known = [msgspec.convert(each, SlotTable) for each in saved if each]
-        known = [each for each in known if each.version <= version]
-        return max(known, key=lambda each: each.version, default=None)
+        known: list[SlotTable] = []
+        for each in saved:
+            try:
+                known += [msgspec.convert(each, SlotTable)] if each else []
+            except msgspec.ValidationError as error:
+                self.safekeeping.remark(f"what was saved of data does not fit and is dropped: {error}")
+        return max((each for each in known if each.version <= version), key=_version_of, default=None)
 
     def _slots_to_save(self) -> Any:
         slots = self._member.slots()
@@ -501,6 +506,10 @@ class Session:
     def _advance(scheduler: Any, step: int) -> None:
         while scheduler.last_epoch < step:
             scheduler.step()
+
+
+def _version_of(slots: SlotTable) -> int:
+    return slots.version
 
 
 def _copy_into(buffers: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:

@@ -56,7 +56,8 @@ def declare(draft: Draft, record: PeerRecord, message: Declare) -> None:
     )
     _tell_verdicts(draft, record.peer, message)
     leasing.define(draft, message)
-    leasing.compare_own(draft, record.peer, message.own_data)
+    if newcomer:
+        leasing.compare_own(draft, record.peer, message.own_data)
     leasing.welcome(draft, record.peer, message)
     if newcomer:
         members = ids(draft.state.members())

@@ -1,27 +1,23 @@
 """Planted bugs: each breaks one of the two machines, or the trainer, from outside; one invariant must find it.
 
-A bug wraps the functions of the machines (`Machines`); the machines themselves hold no switch for any of
-them.
+A bug wraps the functions of the machines (`schedule_machines.Machines`); the machines themselves hold no switch for any
+of them. Those of the data are in `schedule_data_bugs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from atoll.membership import coordinator, member
 from atoll.membership.coordinator_state import CoordinatorState
-from atoll.membership.leases import Lease
 from atoll.membership.member import MemberState, Phase
-from atoll.membership.messages import Applied, Declare, Ready, Reduce, SlotsWanted, Verdict, Vote
+from atoll.membership.messages import Applied, Declare, Ready, Reduce, Verdict, Vote
 from atoll.membership.steps import (
     CoordinatorEvent,
     CoordinatorSaid,
     Journal,
-    LeasesChanged,
     MemberEvent,
     Order,
     PeerDropped,
@@ -32,49 +28,9 @@ from atoll.membership.steps import (
     Tick,
     VerdictMade,
 )
+from atoll.sim.schedule_data_bugs import DATA_BUGS
+from atoll.sim.schedule_machines import CoordinatorStep, Machines, acts_wrongly, hears_wrongly
 from atoll.values import PlanChoice, PlanRequest, TransferStats
-
-
-def _rounds_before(known: int, verdict: Verdict) -> int:
-    return verdict.op.round - 1
-
-
-class Machines(msgspec.Struct, frozen=True):
-    """The four functions that a schedule runs, and how a trainer counts.
-
-    `rounds_before(known, verdict)` is how many rounds a trainer that knows of `known` counts as over when it
-    obeys a verdict.
-    """
-
-    coordinator_start: Callable[..., Step[CoordinatorState]] = coordinator.start
-    coordinator_step: Callable[..., Step[CoordinatorState]] = coordinator.step
-    member_start: Callable[..., Step[MemberState]] = member.start
-    member_step: Callable[..., Step[MemberState]] = member.step
-    rounds_before: Callable[[int, Verdict], int] = _rounds_before
-
-
-CoordinatorStep = Step[CoordinatorState]
-ChangeEvent = Callable[[CoordinatorState, CoordinatorEvent], CoordinatorEvent]
-ChangeStep = Callable[[CoordinatorStep], CoordinatorStep]
-
-
-def _hears_wrongly(change: ChangeEvent) -> Machines:
-    """A coordinator that takes in other events than it gets."""
-
-    def step(state: CoordinatorState, event: CoordinatorEvent, now_s: float, **how: Any) -> CoordinatorStep:
-        return coordinator.step(state, change(state, event), now_s, **how)
-
-    return Machines(coordinator_step=step)
-
-
-def _acts_wrongly(change: ChangeStep) -> Machines:
-    """A coordinator that does something else than it decided."""
-
-    def step(state: CoordinatorState, event: CoordinatorEvent, now_s: float, **how: Any) -> CoordinatorStep:
-        return change(coordinator.step(state, event, now_s, **how))
-
-    return Machines(coordinator_step=step)
-
 
 # ---- the coordinator hears wrongly -----------------------------------------------------------------------
 
@@ -127,14 +83,6 @@ def dead_forgotten(state: CoordinatorState, event: CoordinatorEvent) -> Coordina
     return event
 
 
-def reads_forgotten(state: CoordinatorState, event: CoordinatorEvent) -> CoordinatorEvent:
-    """What a contributor read is not committed."""
-    match event:
-        case PeerSaid(message=Ready() as ready):
-            return replace(event, message=replace(ready, reads=ready.reads[1:]))
-    return event
-
-
 # ---- the coordinator acts wrongly ------------------------------------------------------------------------
 
 
@@ -164,79 +112,6 @@ def different_sets(step: CoordinatorStep) -> CoordinatorStep:
 
 def fences_forgotten(step: CoordinatorStep) -> CoordinatorStep:
     return replace(step, state=replace(step.state, gone=()))
-
-
-def leased_unsaid(step: CoordinatorStep) -> CoordinatorStep:
-    """What is leased within a round is not journaled."""
-    said = tuple(
-        each
-        for each in step.effects
-        if not (isinstance(each, Journal) and isinstance(each.record, LeasesChanged))
-    )
-    return replace(step, effects=said)
-
-
-def _leased_twice() -> Machines:
-    """Who runs dry gets what another one holds."""
-
-    def step(state: CoordinatorState, event: CoordinatorEvent, now_s: float, **how: Any) -> CoordinatorStep:
-        match event:
-            case PeerSaid(peer=peer, message=SlotsWanted()) if state.slots is not None:
-                others = [held for other, held in state.slots.leases.items() if other != peer]
-                if others:
-                    leases = {**state.slots.leases, peer: (*state.slots.held(peer), others[0][0])}
-                    state = replace(state, slots=replace(state.slots, leases=leases))
-        return coordinator.step(state, event, now_s, **how)
-
-    return Machines(coordinator_step=step)
-
-
-def _all_reads_count() -> Machines:
-    """Nobody looks whether a peer holds what it read."""
-
-    def step(state: CoordinatorState, event: CoordinatorEvent, now_s: float, **how: Any) -> CoordinatorStep:
-        match event:
-            case PeerSaid(peer=peer, message=Ready(reads=reads)) if state.slots is not None:
-                read = tuple(Lease(each.slot, *each.start) for each in reads)
-                held = {**state.slots.leases, peer: read}
-                state = replace(state, slots=replace(state.slots, leases=held))
-        return coordinator.step(state, event, now_s, **how)
-
-    return Machines(coordinator_step=step)
-
-
-def _gone_keep_slots() -> Machines:
-    """What a peer held that is gone does not come back."""
-
-    def step(state: CoordinatorState, event: CoordinatorEvent, now_s: float, **how: Any) -> CoordinatorStep:
-        after = coordinator.step(state, event, now_s, **how)
-        changes = [each for each in after.effects if isinstance(each, Journal)]
-        returns = [
-            each for each in changes if isinstance(each.record, LeasesChanged) and each.record.returned
-        ]
-        if not returns or any(isinstance(each.record, VerdictMade) for each in changes):
-            return after
-        kept = tuple(each for each in after.effects if each not in returns)
-        return replace(after, state=replace(after.state, slots=state.slots), effects=kept)
-
-    return Machines(coordinator_step=step)
-
-
-def _reads_of_the_absent_forgotten() -> Machines:
-    """Who is away when its round is committed has read nothing."""
-
-    def step(state: CoordinatorState, event: CoordinatorEvent, now_s: float, **how: Any) -> CoordinatorStep:
-        attempt = state.round.attempt
-        if attempt is not None:
-            here = {
-                peer: reads
-                for peer, reads in attempt.reads.items()
-                if peer in state.peers and state.peers[peer].connected
-            }
-            state = replace(state, round=replace(state.round, attempt=replace(attempt, reads=here)))
-        return coordinator.step(state, event, now_s, **how)
-
-    return Machines(coordinator_step=step)
 
 
 def _missing_votes() -> Machines:
@@ -347,29 +222,24 @@ def _skips_unheard() -> Machines:
 
 
 BUGS: dict[str, Machines] = {
-    "reused-op": _acts_wrongly(reused_op),
-    "verdict-before-journal": _acts_wrongly(verdict_before_journal),
+    "reused-op": acts_wrongly(reused_op),
+    "verdict-before-journal": acts_wrongly(verdict_before_journal),
     "unknown-verdict": _unknown_verdict(),
-    "stale-ready": _hears_wrongly(stale_ready),
-    "two-with-one-id": _hears_wrongly(two_with_one_id),
+    "stale-ready": hears_wrongly(stale_ready),
+    "two-with-one-id": hears_wrongly(two_with_one_id),
     "old-term": _old_term(),
-    "old-votes": _hears_wrongly(old_votes),
+    "old-votes": hears_wrongly(old_votes),
     "missing-votes": _missing_votes(),
     "absent-votes": _absent_votes(),
     "verdict-twice": _verdict_twice(),
-    "fences-forgotten": _acts_wrongly(fences_forgotten),
-    "different-sets": _acts_wrongly(different_sets),
-    "idle-counts": _hears_wrongly(idle_counts),
-    "not-finite-counts": _hears_wrongly(not_finite_counts),
-    "other-bits-planned": _hears_wrongly(other_bits_planned),
-    "dead-forgotten": _hears_wrongly(dead_forgotten),
+    "fences-forgotten": acts_wrongly(fences_forgotten),
+    "different-sets": acts_wrongly(different_sets),
+    "idle-counts": hears_wrongly(idle_counts),
+    "not-finite-counts": hears_wrongly(not_finite_counts),
+    "other-bits-planned": hears_wrongly(other_bits_planned),
+    "dead-forgotten": hears_wrongly(dead_forgotten),
     "broken-links-planned": _broken_links_planned(),
     "below-quorum": _below_quorum(),
     "skips-unheard": _skips_unheard(),
-    "reads-forgotten": _hears_wrongly(reads_forgotten),
-    "all-reads-count": _all_reads_count(),
-    "leased-twice": _leased_twice(),
-    "leased-unsaid": _acts_wrongly(leased_unsaid),
-    "gone-keep-slots": _gone_keep_slots(),
-    "reads-of-the-absent-forgotten": _reads_of_the_absent_forgotten(),
+    **DATA_BUGS,
 }

@@ -1,9 +1,9 @@
 """A virtual peer: the real member machine, and a trainer and an engine that are a few lines each.
 
 The trainer "trains" for a random time, says it is ready, takes part in attempts, and obeys verdicts blindly,
-so that a wrong verdict shows. When it has to catch up it takes over what another process holds. Its weights are one
-hash (`schedule_checks.next_digest`). It counts rounds and the
-run's step by the verdicts that it obeys; rounds skipped without its hearing of them it makes up for then.
+so that a wrong verdict shows. It reads what is leased to it (`schedule_data`). When it has to catch up it takes over
+what another process holds. Its weights are one hash (`schedule_checks.next_digest`). It counts rounds and the run's
+step by the verdicts that it obeys; rounds skipped without its hearing of them it makes up for then.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class VirtualPeer(Process):
         self.training = 0  # numbers the stretches of training, so that an old alarm finishes no newer one
         self.reader = VirtualReader(peer, world.rng)
         self.carries = world.rng.random() < 0.3
-        self.asked, self._asked_in_vain = 0, False
+        self.asked, self._has_asked = 0, False
         self.state = world.machines.member_start(peer, world.settings.timeouts, world.now_s).state
         self._say(self._declaration(held))
         world.connect(self)
@@ -215,8 +215,8 @@ class VirtualPeer(Process):
             self.end("asked to leave")
             return
         rng = self.world.rng
-        if self.reader.is_dry() and not self._asked_in_vain:
-            self._asked_in_vain = True
+        if self.reader.is_dry() and not self._has_asked:
+            self._has_asked = True
             self.asked += 1
             asked = self.asked
             self._say(SlotsWanted(asked, rng.randint(1, 2)))
@@ -247,7 +247,7 @@ class VirtualPeer(Process):
 
     def _go_on_reading(self, asked: int) -> None:
         """What it wished for was answered, or nobody answers."""
-        if asked == self.asked and self._asked_in_vain:
+        if asked == self.asked and self._has_asked:
             self.reader.go_on()
             self._finish_training(self.training)
 
@@ -270,7 +270,7 @@ class VirtualPeer(Process):
         self._say(vote)
 
     def _obey(self, verdict: Verdict) -> None:
-        self._asked_in_vain = False
+        self._has_asked = False
         while self.round < self.world.machines.rounds_before(self.round, verdict):
             self._pass_round()
         if verdict.outcome == "skipped":

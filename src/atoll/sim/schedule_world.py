@@ -27,10 +27,10 @@ from atoll.membership.settings import CoordinatorSettings, Timeouts
 from atoll.membership.steps import (
     JournalRecord,
 )
-from atoll.sim.schedule_bugs import Machines
 from atoll.sim.schedule_checks import History
 from atoll.sim.schedule_coordinator import Connection, VirtualCoordinator
 from atoll.sim.schedule_engine import VirtualEngine
+from atoll.sim.schedule_machines import Machines
 from atoll.sim.schedule_peer import Held, Process, VirtualPeer
 
 TIMEOUTS = Timeouts(

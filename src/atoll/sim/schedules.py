@@ -18,8 +18,9 @@ from functools import partial
 import msgspec
 
 from atoll.membership.settings import CoordinatorSettings
-from atoll.sim.schedule_bugs import BUGS, Machines
+from atoll.sim.schedule_bugs import BUGS
 from atoll.sim.schedule_checks import ViolationError
+from atoll.sim.schedule_machines import Machines
 from atoll.sim.schedule_operator import plan_orders
 from atoll.sim.schedule_peer import Held, VirtualPeer
 from atoll.sim.schedule_transcript import print_line

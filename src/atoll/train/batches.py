@@ -40,7 +40,7 @@ class Batch:
 
 
 class Batches:
-    """One peer's batches. Owned by the training thread. It is the `data` of its rounds (`diloco.round.Data`)."""
+    """One peer's batches. Owned by the training thread. It is the `data` of its rounds (`diloco.data.Data`)."""
 
     def __init__(
         self,
