@@ -24,7 +24,7 @@ from atoll.values import (
     TransferStats,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 Scalar = str | int | float | bool | None
 
 
