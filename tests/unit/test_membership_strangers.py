@@ -128,7 +128,10 @@ def test_another_run_is_refused_and_both_are_named(coordinator: CoordinatorThrea
 def test_another_protocol_is_refused_and_both_are_named(coordinator: CoordinatorThread) -> None:
     refused = talk(coordinator, answer(protocol=99))
     assert refused.kind == "protocol"
-    assert "speaks protocol 99 (Atoll 'test'), the coordinator 1; install the same version" in refused.reason
+    assert (
+        f"speaks protocol 99 (Atoll 'test'), the coordinator {messages.PROTOCOL}; install the same"
+        in refused.reason
+    )
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "a\nb"])
@@ -142,7 +145,8 @@ def test_a_coordinator_of_another_protocol_is_left_alone(
     monkeypatch.setattr(gate, "Challenge", lambda protocol, nonce: Challenge(protocol=99, nonce=nonce))
     member = new_member(coordinator.address, "a")
     with pytest.raises(
-        Refused, match=f"the coordinator at {coordinator.address} speaks protocol 99, this peer 1"
+        Refused,
+        match=f"the coordinator at {coordinator.address} speaks protocol 99, this peer {messages.PROTOCOL}",
     ):
         member.connect()
     member.close()
