@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from atoll.diloco.engine_slot import EngineSlot
 from atoll.diloco.schedule import OuterSchedule
-from atoll.diloco.session import EngineSlot, Session
+from atoll.diloco.session import Session
 from atoll.errors import Dismissed
 from atoll.events import Event, EventLog, RunEnded
 from atoll.membership.desk import Desk

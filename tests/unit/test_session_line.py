@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.diloco import session as session_module
+from atoll.diloco import engine_slot
+from atoll.diloco.engine_slot import EngineSlot
 from atoll.diloco.joining import join
 from atoll.diloco.schedule import OuterSchedule
-from atoll.diloco.session import EngineSlot, Session
+from atoll.diloco.session import Session
 from atoll.errors import ConfigError
 from atoll.events import EventLog
 from atoll.membership.link import Admission
@@ -65,13 +66,13 @@ def opened(seat: Seat, line: Line) -> Session:
 
 def test_caps_and_timeouts_reach_the_engine_and_the_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    real = session_module.NativeCommunicator
+    real = engine_slot.NativeCommunicator
 
     def engine(**options: Any) -> Any:
         given.update(options)
         return real(**options)
 
-    monkeypatch.setattr(session_module, "NativeCommunicator", engine)
+    monkeypatch.setattr(engine_slot, "NativeCommunicator", engine)
     seat = Seat()
     opened(seat, Line(max_up=1000, max_down=2000)).close()
     assert (given["max_up_bytes_per_s"], given["max_down_bytes_per_s"]) == (1000, 2000)

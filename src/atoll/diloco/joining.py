@@ -12,9 +12,10 @@ import torch
 from atoll.checkpoint.saver import Keeping
 from atoll.config.environment import run_token
 from atoll.config.rates import parse_rate
+from atoll.diloco.engine_slot import EngineSlot
 from atoll.diloco.exchange import Shelf
 from atoll.diloco.safekeeping import Safekeeping
-from atoll.diloco.session import EngineSlot, Session
+from atoll.diloco.session import Session
 from atoll.errors import ConfigError
 from atoll.events import EventLog, JsonLinesSink, RunStarted, Sink
 from atoll.membership.client import Member

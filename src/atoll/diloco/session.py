@@ -11,82 +11,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-import msgspec
 import torch
 
 from atoll.checkpoint.own_part import Stateful
 from atoll.clock import Clock, MonotonicClock
-from atoll.comm.native import NativeCommunicator
-from atoll.comm.prober import ProbeOrder, Prober
 from atoll.diloco.data import Data, NoData
-from atoll.diloco.exchange import Exchange, Shelf
-from atoll.diloco.outer import OuterState
+from atoll.diloco.engine_slot import EngineSlot
+from atoll.diloco.exchange import Shelf
+from atoll.diloco.opening import Opening
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round import Rounds
+from atoll.diloco.own_parts import hold_buffers, hold_training
 from atoll.diloco.safekeeping import LAST_SAVE_S, Safekeeping
 from atoll.diloco.schedule import OuterSchedule
 from atoll.errors import ConfigError, QuorumLost, Unreachable
 from atoll.events import EventLog, RunEnded
 from atoll.membership.client import Admission, Member
 from atoll.membership.leases import Reads, SlotTable
-from atoll.membership.messages import CatchUp, Declare, Probe, Probed, Scalar, View
+from atoll.membership.messages import Scalar, View
 from atoll.mesh.elastic import ElasticDeviceMesh, PeerSet
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
-from atoll.plan.grid import Grid
-from atoll.recovery.pursuit import UNUSABLE
 from atoll.signals import Manners
-from atoll.state.feedback import Share, chosen_beta
-from atoll.state.inner_state import InnerState
+from atoll.state.feedback import Share
 from atoll.state.tensors import ModelTensors
-from atoll.values import OpId, Range, RankInfo
 
 Batch = TypeVar("Batch")
-_OWN_BYTES = 12
-"""About what a save has of a peer's own for each parameter: AdamW's two moments, and a residual."""
-MOST_ATTEMPTS = 20
-"""membership.max_attempts is at most this (config.schema); the coordinator decides, peers only bound their wait."""
-
-
 _BY_SIGNAL = 128
 _HURRY_S = 0.5
 """A peer that is told to end does not wait for its last save: the writer finishes it alone."""
-
-
-class EngineSlot:
-    """The engine, its prober and the exchange, once there are any. Membership's thread tells them of aborts, of a new
-    session key, that others catch up, and that links are to be measured."""
-
-    def __init__(self) -> None:
-        self.comm: NativeCommunicator | None = None
-        self.prober: Prober | None = None
-        self.exchange: Exchange | None = None
-
-    def abort(self, op: OpId) -> None:
-        if self.comm is not None:
-            self.comm.abort(op)
-
-    def renew_key(self, session_key: bytes) -> None:
-        if self.comm is not None:
-            self.comm.set_session_key(session_key)
-        if self.exchange is not None:
-            self.exchange.renew_key(session_key)
-
-    def serve(self) -> None:
-        if self.exchange is not None:
-            self.exchange.serve()
-
-    def probe(self, order: Probe) -> None:
-        if self.prober is not None:
-            self.prober.begin(ProbeOrder(order.targets, order.num_bytes, order.connections, order.link_s))
-
-    def close(self) -> None:
-        if self.comm is not None:
-            self.comm.close()
-        if self.prober is not None:
-            self.prober.close()
-        if self.exchange is not None:
-            self.exchange.close()
 
 
 class Session:
@@ -116,13 +68,25 @@ class Session:
         self.run, self.peer, self.inner, self.total_steps = run, peer, inner, total_steps
         self.admission = admission
         self.events = events
-        self._member, self._slot, self._engine, self._tensors = member, slot, engine, tensors
-        self._line, self._shelf = line or Line(), shelf or Shelf()
+        self._member, self._slot, self._tensors = member, slot, tensors
         self.safekeeping = safekeeping or Safekeeping(None, run=run, peer=peer, emit=events.emit, fresh=False)
         self._model = model
         self._manners = manners
         self._close_sinks = close_sinks
-        self._clock = clock or MonotonicClock()
+        self._opening = Opening(
+            run=run,
+            peer=peer,
+            member=member,
+            admission=admission,
+            slot=slot,
+            engine=engine,
+            line=line or Line(),
+            shelf=shelf or Shelf(),
+            safekeeping=self.safekeeping,
+            events=events,
+            clock=clock or MonotonicClock(),
+            beat=self._beat,
+        )
         self._loop: OuterLoop | None = None
         self._followed: list[Any] = []
         self._start_members: tuple[str, ...] = ()
@@ -162,146 +126,28 @@ class Session:
         if self._loop is not None:
             raise ConfigError("this session already has an optimizer; one session trains one model")
         self.inner = inner or self.inner
-        state = OuterState(tensors.read())
-        resumed = self.safekeeping.resume(state)
-        if not resumed and not holds_start:
-            state.version = UNUSABLE
-        data = data or NoData()
-        slots = self._saved_slots(state.version) if data.num_slots else None
-        grid = Grid.of(tensors.layout.sizes)
-        comm = self._open_engine()
-        give = self.inner if joiner == "donor" else None
-        exchange = self._open_exchange(grid.numel, InnerState(give, tensors) if give is not None else None)
-        rounds = Rounds(
-            peer=self.peer,
-            member=self._member,
-            comm=comm,
-            state=state,
-            schedule=schedule,
-            grid=grid,
+        opened = self._opening.open(
+            schedule,
             codec=codec,
-            clock=self._clock,
-            patience_s=_patience_s(self.admission),
-            beta=chosen_beta(codec, error_feedback),
-            beat=self._beat,
-            onlooker=exchange,
-            data=data,
-        )
-        declared = Declare(
-            layout=tensors.layout.parameters,
-            settings={**settings, "model.frozen": tensors.frozen_digest()},
-            ranks=(self._rank(comm.port, exchange.port, grid.numel),),
-            version=state.version,
-            round=state.round,
-            digest=state.digest(),
-            step=state.step,
-            term=self.safekeeping.term,
-            version_term=self.safekeeping.term,
-            num_slots=data.num_slots,
-            wish=data.wish(0 if schedule.finished(state.step) else schedule.round_at(state.step).inner_steps),
-            slots=slots,
-            own_data=data.own_data,
-        )
-        view = self._member.declare(declared, lambda: exchange.stage_if_due(state))
-        if isinstance(view, CatchUp):
-            view = exchange.catch_up(state) if resumed else exchange.join(state)
-            self.joined_late = True
-        if resumed or self.joined_late:
-            tensors.write(state.anchor)
-        data.begin()
-        self._start_members = tuple(sorted(view.members))
-        self._loop = OuterLoop(
+            error_feedback=error_feedback,
+            late=late,
+            joiner=joiner,
+            holds_start=holds_start,
+            settings=settings,
             tensors=tensors,
-            state=state,
-            rounds=rounds,
-            schedule=schedule,
-            clock=self._clock,
-            freeze_requested=self._member.freeze_requested,
-            progress=lambda step: self._beat("local"),
-            emit=self.events.emit,
-            missed=lambda: self._member.to_catch_up() is not None,
-            catch_up=exchange.catch_up,
-            carry=late == "carry",
+            inner=self.inner,
+            data=data or NoData(),
         )
+        self.joined_late, self._start_members = opened.joined_late, opened.members
+        self._loop = opened.loop
         self._loop.on_reset = self._reset_inner
         self._loop.on_jump = self._advance_followed
-        self._open_safekeeping(exchange, self._loop, tensors)
-        self._beat("local")
-        return self._loop
-
-    def _open_safekeeping(self, exchange: Exchange, loop: OuterLoop, tensors: ModelTensors) -> None:
-        self.safekeeping.open(exchange.staging, loop, tensors.layout)
-        if self.inner is not None:
-            self.safekeeping.hold_stateful("inner", self.inner)
-        feedback = loop.feedback
-        if feedback.residual is not None:
-            self.safekeeping.hold("residual", lambda: feedback.residual, feedback.restore)
+        self.safekeeping.open(opened.exchange.staging, self._loop, tensors.layout)
+        hold_training(self.safekeeping, self._loop, self.inner)
         if self._model is not None:
             self.hold_buffers(self._model)
-
-    def _saved_slots(self, version: int) -> SlotTable | None:
-        """How far the data was read, as this peer's part or that of another one tells, best of all of this version.
-        Saved again with every version from now on."""
-        saved: list[Any] = list(self.safekeeping.others("data").values())
-        self.safekeeping.hold("data", self._slots_to_save, saved.append)
-        known: list[SlotTable] = []
-        for each in saved:
-            try:
-                known += [msgspec.convert(each, SlotTable)] if each else []
-            except msgspec.ValidationError as error:
-                self.safekeeping.remark(f"what was saved of data does not fit and is dropped: {error}")
-        return max((each for each in known if each.version <= version), key=_version_of, default=None)
-
-    def _slots_to_save(self) -> Any:
-        slots = self._member.slots()
-        return msgspec.to_builtins(slots) if slots is not None else None
-
-    def _rank(self, port: int, sidecar_port: int, numel: int) -> RankInfo:
-        return RankInfo(
-            host=self._engine.advertise,
-            port=port,
-            ranges=(Range(0, numel),),
-            max_up=self._line.max_up,
-            max_down=self._line.max_down,
-            sidecar_port=sidecar_port,
-        )
-
-    def _open_exchange(self, numel: int, inner: InnerState | None) -> Exchange:
-        self._slot.exchange = Exchange(
-            run=self.run,
-            peer=self.peer,
-            member=self._member,
-            admission=self.admission,
-            bind_host=self._engine.bind,
-            shelf=self._shelf,
-            line=self._line,
-            emit=self.events.emit,
-            inner=inner,
-            own_bytes=_OWN_BYTES * numel if self.safekeeping.saves else 0,
-        )
-        return self._slot.exchange
-
-    def _open_engine(self) -> NativeCommunicator:
-        try:
-            self._slot.comm = NativeCommunicator(
-                run=self.run,
-                peer=self.peer,
-                rank=0,
-                session_key=self.admission.session_key,
-                bind_host=self._engine.bind,
-                port=self._engine.port,
-                connect_timeout_s=self.admission.timeouts.connect_s,
-                progress_timeout_s=self.admission.timeouts.progress_timeout_s,
-                congestion=self._line.congestion,
-                max_up_bytes_per_s=self._line.max_up,
-                max_down_bytes_per_s=self._line.max_down,
-            )
-        except ValueError as error:
-            raise ConfigError(f"net.congestion: {error}") from None
-        self._slot.prober = Prober(
-            self.peer, self._slot.comm, lambda links, failed: self._member.probed(Probed(links, failed))
-        )
-        return self._slot.comm
+        self._beat("local")
+        return self._loop
 
     # ---- asked by training loops ---------------------------------------------------------------------------------
 
@@ -391,10 +237,7 @@ class Session:
 
     def hold_buffers(self, model: torch.nn.Module) -> None:
         """Save the model's persistent buffers: no other peer has them."""
-        saved = model.state_dict(keep_vars=True)
-        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
-        if buffers:
-            self.safekeeping.hold("buffers", lambda: buffers, lambda held: _copy_into(buffers, held))
+        hold_buffers(self.safekeeping, model)
 
     def batches(self, dataset: Iterable[Batch], *, shard: bool = True) -> Iterator[Batch]:
         """This peer's batches, until the run is finished or the data is exhausted.
@@ -506,20 +349,3 @@ class Session:
     def _advance(scheduler: Any, step: int) -> None:
         while scheduler.last_epoch < step:
             scheduler.step()
-
-
-def _version_of(slots: SlotTable) -> int:
-    return slots.version
-
-
-def _copy_into(buffers: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, buffer in buffers.items():
-            buffer.copy_(held[name])
-
-
-def _patience_s(admission: Admission) -> float:
-    """The longest that a round may keep this peer waiting: the slowest member, then every attempt and its votes."""
-    t = admission.timeouts
-    before = t.ready_wait_s + t.grace_s + t.freeze_s + t.quorum_wait_s + t.coordinator_lost_s
-    return before + MOST_ATTEMPTS * (t.attempt_s + 2 * t.vote_s)

@@ -1,0 +1,81 @@
+"""The place of a session's engine: there before the session is, so that membership has somebody to call.
+
+`joining` makes it for membership's callbacks, which run on membership's thread and find it empty until the training
+thread has opened an engine. The session owns it, and closes it.
+"""
+
+from __future__ import annotations
+
+from atoll.comm.native import NativeCommunicator
+from atoll.comm.prober import ProbeOrder, Prober
+from atoll.diloco.exchange import Exchange
+from atoll.errors import ConfigError
+from atoll.membership.client import Admission, Member
+from atoll.membership.messages import Probe, Probed
+from atoll.network.addresses import EngineAddress
+from atoll.network.line import Line
+from atoll.values import OpId
+
+
+class EngineSlot:
+    """The engine, its prober and the exchange, once there are any. Membership's thread tells them of aborts, of a new
+    session key, that others catch up, and that links are to be measured."""
+
+    def __init__(self) -> None:
+        self.comm: NativeCommunicator | None = None
+        self.prober: Prober | None = None
+        self.exchange: Exchange | None = None
+
+    # ---- the training thread -------------------------------------------------------------------------------------
+
+    def open_engine(
+        self, *, run: str, peer: str, member: Member, admission: Admission, engine: EngineAddress, line: Line
+    ) -> NativeCommunicator:
+        """The engine listens, and links can be measured. Raises ConfigError if the system lacks the line's congestion
+        control."""
+        try:
+            self.comm = NativeCommunicator(
+                run=run,
+                peer=peer,
+                rank=0,
+                session_key=admission.session_key,
+                bind_host=engine.bind,
+                port=engine.port,
+                connect_timeout_s=admission.timeouts.connect_s,
+                progress_timeout_s=admission.timeouts.progress_timeout_s,
+                congestion=line.congestion,
+                max_up_bytes_per_s=line.max_up,
+                max_down_bytes_per_s=line.max_down,
+            )
+        except ValueError as error:
+            raise ConfigError(f"net.congestion: {error}") from None
+        self.prober = Prober(peer, self.comm, lambda links, failed: member.probed(Probed(links, failed)))
+        return self.comm
+
+    def close(self) -> None:
+        if self.comm is not None:
+            self.comm.close()
+        if self.prober is not None:
+            self.prober.close()
+        if self.exchange is not None:
+            self.exchange.close()
+
+    # ---- membership's thread -------------------------------------------------------------------------------------
+
+    def abort(self, op: OpId) -> None:
+        if self.comm is not None:
+            self.comm.abort(op)
+
+    def renew_key(self, session_key: bytes) -> None:
+        if self.comm is not None:
+            self.comm.set_session_key(session_key)
+        if self.exchange is not None:
+            self.exchange.renew_key(session_key)
+
+    def serve(self) -> None:
+        if self.exchange is not None:
+            self.exchange.serve()
+
+    def probe(self, order: Probe) -> None:
+        if self.prober is not None:
+            self.prober.begin(ProbeOrder(order.targets, order.num_bytes, order.connections, order.link_s))

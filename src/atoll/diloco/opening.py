@@ -1,0 +1,195 @@
+"""How a session's rounds begin: engine and sidecar open, the peer declares, and starts with the run or catches up.
+
+Done once, on the training thread, by `Session.open_rounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from atoll.clock import Clock
+from atoll.diloco.data import Data
+from atoll.diloco.engine_slot import EngineSlot
+from atoll.diloco.exchange import Exchange, Shelf
+from atoll.diloco.outer import OuterState
+from atoll.diloco.outer_loop import OuterLoop
+from atoll.diloco.own_parts import hold_slots
+from atoll.diloco.round import Rounds
+from atoll.diloco.safekeeping import Safekeeping
+from atoll.diloco.schedule import OuterSchedule
+from atoll.events import EventLog
+from atoll.membership.client import Admission, Member
+from atoll.membership.leases import SlotTable
+from atoll.membership.messages import CatchUp, Declare, Scalar
+from atoll.network.addresses import EngineAddress
+from atoll.network.line import Line
+from atoll.plan.grid import Grid
+from atoll.recovery.pursuit import UNUSABLE
+from atoll.state.feedback import Share, chosen_beta
+from atoll.state.inner_state import InnerState
+from atoll.state.tensors import ModelTensors
+from atoll.values import Range, RankInfo
+
+_OWN_BYTES = 12
+"""About what a save has of a peer's own for each parameter: AdamW's two moments, and a residual."""
+MOST_ATTEMPTS = 20
+"""membership.max_attempts is at most this (config.schema); the coordinator decides, peers only bound their wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A peer that is in the run: its loop, the members as it came in, and whether it came late."""
+
+    loop: OuterLoop
+    exchange: Exchange
+    members: tuple[str, ...]
+    joined_late: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a session has when it is made, and its rounds are opened with. `beat` is told the phase, for heartbeats."""
+
+    run: str
+    peer: str
+    member: Member
+    admission: Admission
+    slot: EngineSlot
+    engine: EngineAddress
+    line: Line
+    shelf: Shelf
+    safekeeping: Safekeeping
+    events: EventLog
+    clock: Clock
+    beat: Callable[[str], None]
+
+    def open(
+        self,
+        schedule: OuterSchedule,
+        *,
+        codec: str,
+        error_feedback: Share,
+        late: str,
+        joiner: str,
+        holds_start: bool,
+        settings: Mapping[str, Scalar],
+        tensors: ModelTensors,
+        inner: torch.optim.Optimizer | None,
+        data: Data,
+    ) -> Opened:
+        """As `Session.open_rounds` says. Blocks until this peer is in the run."""
+        state = OuterState(tensors.read())
+        resumed = self.safekeeping.resume(state)
+        if not resumed and not holds_start:
+            state.version = UNUSABLE
+        slots = hold_slots(self.safekeeping, state.version, self.member.slots) if data.num_slots else None
+        grid = Grid.of(tensors.layout.sizes)
+        comm = self.slot.open_engine(
+            run=self.run,
+            peer=self.peer,
+            member=self.member,
+            admission=self.admission,
+            engine=self.engine,
+            line=self.line,
+        )
+        give = inner if joiner == "donor" else None
+        exchange = self._open_exchange(grid.numel, InnerState(give, tensors) if give is not None else None)
+        rounds = Rounds(
+            peer=self.peer,
+            member=self.member,
+            comm=comm,
+            state=state,
+            schedule=schedule,
+            grid=grid,
+            codec=codec,
+            clock=self.clock,
+            patience_s=_patience_s(self.admission),
+            beta=chosen_beta(codec, error_feedback),
+            beat=self.beat,
+            onlooker=exchange,
+            data=data,
+        )
+        rank = self._rank(comm.port, exchange.port, grid.numel)
+        declared = self._declaration(state, schedule, settings, tensors, rank, data, slots)
+        view = self.member.declare(declared, lambda: exchange.stage_if_due(state))
+        joined_late = isinstance(view, CatchUp)
+        if isinstance(view, CatchUp):
+            view = exchange.catch_up(state) if resumed else exchange.join(state)
+        if resumed or joined_late:
+            tensors.write(state.anchor)
+        data.begin()
+        loop = OuterLoop(
+            tensors=tensors,
+            state=state,
+            rounds=rounds,
+            schedule=schedule,
+            clock=self.clock,
+            freeze_requested=self.member.freeze_requested,
+            progress=lambda step: self.beat("local"),
+            emit=self.events.emit,
+            missed=lambda: self.member.to_catch_up() is not None,
+            catch_up=exchange.catch_up,
+            carry=late == "carry",
+        )
+        return Opened(loop, exchange, tuple(sorted(view.members)), joined_late)
+
+    def _open_exchange(self, numel: int, inner: InnerState | None) -> Exchange:
+        self.slot.exchange = Exchange(
+            run=self.run,
+            peer=self.peer,
+            member=self.member,
+            admission=self.admission,
+            bind_host=self.engine.bind,
+            shelf=self.shelf,
+            line=self.line,
+            emit=self.events.emit,
+            inner=inner,
+            own_bytes=_OWN_BYTES * numel if self.safekeeping.saves else 0,
+        )
+        return self.slot.exchange
+
+    def _rank(self, port: int, sidecar_port: int, numel: int) -> RankInfo:
+        return RankInfo(
+            host=self.engine.advertise,
+            port=port,
+            ranges=(Range(0, numel),),
+            max_up=self.line.max_up,
+            max_down=self.line.max_down,
+            sidecar_port=sidecar_port,
+        )
+
+    def _declaration(
+        self,
+        state: OuterState,
+        schedule: OuterSchedule,
+        settings: Mapping[str, Scalar],
+        tensors: ModelTensors,
+        rank: RankInfo,
+        data: Data,
+        slots: SlotTable | None,
+    ) -> Declare:
+        return Declare(
+            layout=tensors.layout.parameters,
+            settings={**settings, "model.frozen": tensors.frozen_digest()},
+            ranks=(rank,),
+            version=state.version,
+            round=state.round,
+            digest=state.digest(),
+            step=state.step,
+            term=self.safekeeping.term,
+            version_term=self.safekeeping.term,
+            num_slots=data.num_slots,
+            wish=data.wish(0 if schedule.finished(state.step) else schedule.round_at(state.step).inner_steps),
+            slots=slots,
+            own_data=data.own_data,
+        )
+
+
+def _patience_s(admission: Admission) -> float:
+    """The longest that a round may keep this peer waiting: the slowest member, then every attempt and its votes."""
+    t = admission.timeouts
+    before = t.ready_wait_s + t.grace_s + t.freeze_s + t.quorum_wait_s + t.coordinator_lost_s
+    return before + MOST_ATTEMPTS * (t.attempt_s + 2 * t.vote_s)
