@@ -9,7 +9,7 @@ import msgspec
 from atoll.events import Event
 from atoll.membership import coordinator
 from atoll.membership.coordinator import CoordinatorState
-from atoll.membership.coordinator_state import MakeLanes
+from atoll.membership.coordinator_draft import MakeLanes
 from atoll.membership.messages import Declare, Heartbeat, PeerMessage, Ready, Scalar, Vote
 from atoll.membership.operator import Done, EvictPeer, LeavePeer, StopRun
 from atoll.membership.settings import CoordinatorSettings, Timeouts

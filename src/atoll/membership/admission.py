@@ -9,7 +9,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll import events
-from atoll.membership.coordinator_state import CoordinatorState, Draft, PeerRecord, ids
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import CoordinatorState, PeerRecord, ids
 from atoll.membership.messages import Ended, Leave, Refused
 from atoll.membership.steps import PeerArrived, PeerDropped
 

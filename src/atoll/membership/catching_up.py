@@ -15,14 +15,8 @@ from msgspec.structs import replace
 from atoll import events
 from atoll.membership import leasing
 from atoll.membership.admission import dismiss
-from atoll.membership.coordinator_state import (
-    CatchingUp,
-    CoordinatorState,
-    Draft,
-    PeerRecord,
-    counted,
-    ids,
-)
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import CatchingUp, CoordinatorState, PeerRecord, counted, ids
 from atoll.membership.messages import Applied, CatchUp, CaughtUp, Declare, Serve, SnapshotWanted
 from atoll.membership.rates import by_uplink
 from atoll.values import CODECS, Source

@@ -24,15 +24,8 @@ from atoll.membership import (
     rounds,
     verdicts,
 )
-from atoll.membership.coordinator_state import (
-    CoordinatorState,
-    Draft,
-    MakeLanes,
-    PeerRecord,
-    counted,
-    ids,
-    listed,
-)
+from atoll.membership.coordinator_draft import Draft, MakeLanes
+from atoll.membership.coordinator_state import CoordinatorState, PeerRecord, counted, ids, listed
 from atoll.membership.differences import settings_difference
 from atoll.membership.messages import (
     Applied,

@@ -14,7 +14,8 @@ from atoll import events
 from atoll.membership import learning, leasing
 from atoll.membership.admission import dismiss, refuse
 from atoll.membership.catching_up import begin_declared, wrong_bits
-from atoll.membership.coordinator_state import Draft, PeerRecord, counted, ids
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import PeerRecord, counted, ids
 from atoll.membership.differences import layout_difference, settings_difference
 from atoll.membership.messages import Abort, AskToLeave, Declare, Freeze, Reduce, Verdict
 from atoll.membership.steps import RunDefined

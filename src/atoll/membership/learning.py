@@ -17,14 +17,8 @@ from msgspec.structs import replace
 from atoll import events
 from atoll.membership import leasing
 from atoll.membership.catching_up import begin
-from atoll.membership.coordinator_state import (
-    CatchingUp,
-    CoordinatorState,
-    Draft,
-    OpenRound,
-    PeerRecord,
-    remember,
-)
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import CatchingUp, CoordinatorState, OpenRound, PeerRecord, remember
 from atoll.membership.leases import SlotTable
 from atoll.membership.messages import Declare
 from atoll.membership.steps import TermRaised, VersionLearned

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from atoll import events
 from atoll.membership import leases
-from atoll.membership.coordinator_state import Attempt, CoordinatorState, Draft, PeerRecord, listed
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import Attempt, CoordinatorState, PeerRecord, listed
 from atoll.membership.leases import Reads, SlotTable
 from atoll.membership.messages import Declare, Leases, Ready, SlotsWanted, Verdict
 from atoll.membership.steps import LeasesChanged

@@ -15,7 +15,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll.membership.admission import end_run, lose
-from atoll.membership.coordinator_state import CoordinatorState, Draft, PeerRecord, counted, listed
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import CoordinatorState, PeerRecord, counted, listed
 from atoll.membership.settings import Timeouts
 
 

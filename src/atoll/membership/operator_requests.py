@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from atoll import events
 from atoll.membership import verdicts
-from atoll.membership.coordinator_state import Draft, Eviction, PeerRecord, ids, listed
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import Eviction, PeerRecord, ids, listed
 from atoll.membership.messages import AskToLeave, Ended, Refused
 from atoll.membership.operator import Done, EvictPeer, LeavePeer, StopRun
 from atoll.membership.steps import Answer, EvictionDecided, OperatorSaid, StopDecided

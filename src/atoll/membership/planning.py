@@ -13,15 +13,8 @@ from atoll import events
 from atoll.membership import exclusion, leasing
 from atoll.membership.admission import dismiss
 from atoll.membership.catching_up import MOST_ELEMENTS, wrong_bits
-from atoll.membership.coordinator_state import (
-    Attempt,
-    CoordinatorState,
-    Draft,
-    PeerRecord,
-    ids,
-    listed,
-    majority,
-)
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import Attempt, CoordinatorState, PeerRecord, ids, listed, majority
 from atoll.membership.exclusion import Selection
 from atoll.membership.messages import Ready, Reduce
 from atoll.membership.rates import known_links

@@ -8,7 +8,8 @@ beside a round, so a run with small updates does not ask at all: its first round
 from __future__ import annotations
 
 from atoll import events
-from atoll.membership.coordinator_state import CoordinatorState, Draft, PeerRecord, ids, listed
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import CoordinatorState, PeerRecord, ids, listed
 from atoll.membership.messages import Probe, Probed
 from atoll.membership.planning import wire_bytes
 from atoll.membership.rates import learn

@@ -12,7 +12,8 @@ from atoll import events
 from atoll.membership.steps import Effect, Emit, Journal
 
 if TYPE_CHECKING:  # it is a part of the state
-    from atoll.membership.coordinator_state import CoordinatorState, Draft
+    from atoll.membership.coordinator_draft import Draft
+    from atoll.membership.coordinator_state import CoordinatorState
 
 KEPT = 16
 KEPT_COMMITS = 8

@@ -13,7 +13,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll.membership.admission import lose
-from atoll.membership.coordinator_state import Draft, PeerRecord, counted, ids, listed
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import PeerRecord, counted, ids, listed
 from atoll.membership.messages import Applied, Freeze, Ready
 from atoll.membership.planning import agree_on_digest, plan_attempt
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.membership.coordinator_state import CoordinatorState, Draft
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import CoordinatorState
 from atoll.membership.rates import by_uplink
 
 

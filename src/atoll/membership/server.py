@@ -16,7 +16,7 @@ from atoll.clock import MonotonicClock
 from atoll.events import EventLog
 from atoll.membership import auth, coordinator, gate, steps
 from atoll.membership.addresses import join_address
-from atoll.membership.coordinator_state import MakeLanes
+from atoll.membership.coordinator_draft import MakeLanes
 from atoll.membership.etcd_journal import Contender
 from atoll.membership.etcd_place import EtcdPlace
 from atoll.membership.journal import Journal, JournalFile

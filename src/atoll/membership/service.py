@@ -19,7 +19,7 @@ from atoll.clock import MonotonicClock
 from atoll.events import CoordinatorListening, EventLog
 from atoll.membership import auth, coordinator, gate, messages, status, steps
 from atoll.membership.coordinator import CoordinatorState
-from atoll.membership.coordinator_state import MakeLanes
+from atoll.membership.coordinator_draft import MakeLanes
 from atoll.membership.doorway import Doorway
 from atoll.membership.frames import Assembler, OversizedError
 from atoll.membership.gate import Gate

@@ -17,7 +17,8 @@ from atoll import events
 from atoll.membership import exclusion, leasing, saving
 from atoll.membership.admission import dismiss, end_run, lose
 from atoll.membership.catching_up import left_behind, start_over
-from atoll.membership.coordinator_state import Attempt, Draft, OpenRound, PeerRecord, ids, listed, majority
+from atoll.membership.coordinator_draft import Draft
+from atoll.membership.coordinator_state import Attempt, OpenRound, PeerRecord, ids, listed, majority
 from atoll.membership.exclusion import remember_norms
 from atoll.membership.messages import Abort, Verdict, Vote
 from atoll.membership.pacing import steps_by_speed
