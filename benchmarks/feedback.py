@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from atoll.diloco.round import Work
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.simulation import simulate
+from atoll.diloco.work import Work
 from atoll.state.tensors import ModelTensors
 
 CODECS = ("fp32", "int8", "int4", "e3m0", "stat2", "topk", "topk256")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.diloco.round import Work
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.simulation import simulate
+from atoll.diloco.work import Work
 from atoll.state.tensors import ModelTensors
 from support.awkward import INNER_STEPS, ROUNDS, Awkward, inner_optimizer, train_step
 from support.swarm import Swarm, nursery

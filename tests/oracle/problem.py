@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from atoll.diloco.round import Work
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.simulation import SimulatedRun, simulate
+from atoll.diloco.work import Work
 from atoll.state.feedback import Share
 from atoll.state.tensors import ModelTensors
 

@@ -10,8 +10,9 @@ from atoll.clock import ManualClock
 from atoll.diloco.data import NoData
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round import RoundReport, Work
+from atoll.diloco.round_report import RoundReport
 from atoll.diloco.schedule import OuterSchedule, RoundShape
+from atoll.diloco.work import Work
 from atoll.kernels import Floats
 from atoll.state.tensors import ModelTensors
 

@@ -13,8 +13,9 @@ from atoll.clock import ManualClock
 from atoll.comm.faulty import FailAttempt, Faulty
 from atoll.comm.loopback import LoopbackCommunicator, LoopbackHub
 from atoll.diloco.outer import OuterState
-from atoll.diloco.round import Rounds, Work
+from atoll.diloco.round import Rounds
 from atoll.diloco.schedule import OuterSchedule
+from atoll.diloco.work import Work
 from atoll.errors import Diverged, QuorumLost
 from atoll.membership.messages import Applied, Ready, Verdict, Vote
 from atoll.plan.grid import Grid

@@ -15,7 +15,7 @@ import torch
 
 from atoll.diloco.joining import join
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round import RoundReport
+from atoll.diloco.round_report import RoundReport
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
 from atoll.errors import ConfigError

@@ -11,8 +11,10 @@ import numpy as np
 
 from atoll.clock import Clock
 from atoll.diloco.outer import OuterState
-from atoll.diloco.round import RoundReport, Rounds, Work
+from atoll.diloco.round import Rounds
+from atoll.diloco.round_report import RoundReport
 from atoll.diloco.schedule import OuterSchedule, RoundShape
+from atoll.diloco.work import Work
 from atoll.errors import Diverged, QuorumLost
 from atoll.events import Event, RoundApplied
 from atoll.state.feedback import ErrorFeedback

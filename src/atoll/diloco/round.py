@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +20,9 @@ from atoll.codecs.views import is_plain, value_view, wire_view
 from atoll.comm.base import Communicator
 from atoll.diloco.data import Data, NoData
 from atoll.diloco.outer import Floats, OuterState
+from atoll.diloco.round_report import Phases, RoundReport
 from atoll.diloco.schedule import OuterSchedule, RoundShape
+from atoll.diloco.work import Work
 from atoll.errors import Diverged, QuorumLost
 from atoll.kernels import Bytes
 from atoll.membership.messages import Applied, CatchUp, Ready, Verdict, Vote
@@ -56,74 +57,6 @@ class MemberPort(Protocol):
     def next_order(self, timeout_s: float) -> Plan | Verdict | CatchUp | None: ...
     def vote(self, message: Vote) -> None: ...
     def applied(self, message: Applied) -> None: ...
-
-
-@dataclass(slots=True)
-class Work:
-    """What a peer did since it last adopted an anchor."""
-
-    steps: int = 0
-    tokens: int = 0
-    loss_sum: float = 0.0
-    losses: int = 0
-    bad_losses: int = 0
-    train_s: float = 0.0
-
-    def add(self, tokens: int, loss: float | None) -> None:
-        self.steps += 1
-        self.tokens += tokens
-        if loss is not None and math.isfinite(loss):
-            self.loss_sum += loss
-            self.losses += 1
-        elif loss is not None:
-            self.bad_losses += 1
-
-    @property
-    def mean_loss(self) -> float:
-        return self.loss_sum / self.losses if self.losses else math.nan
-
-
-@dataclass(slots=True)
-class Phases:
-    """Seconds of one round: waiting for others, encoding, on the wire, for the verdict, applying."""
-
-    wait_s: float = 0.0
-    encode_s: float = 0.0
-    wire_s: float = 0.0
-    vote_s: float = 0.0
-    apply_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RoundReport:
-    """How a round ended. If not `committed`, the anchor is unchanged and the next update covers this round too; unless
-    the run went on without this peer (`missed`): then its state has to be fetched. `saves` if its version is to be a
-    checkpoint, which `uploader` brings to the remote place; `term` is the verdict's."""
-
-    committed: bool
-    round: int
-    shape: RoundShape
-    version: int
-    members: tuple[str, ...]
-    contributors: tuple[str, ...]
-    left_out: str
-    reason: str
-    ends: bool
-    end_reason: str
-    digest: str
-    delta_norm: float
-    sent_bytes: int
-    received_bytes: int
-    attempts: int
-    phases: Phases = field(default_factory=Phases)
-    missed: bool = False
-    weights: dict[str, int] = field(default_factory=dict)
-    links: tuple[LinkRate, ...] = ()
-    next_steps: int = 0
-    """This peer's inner steps in the next round; 0: the schedule's."""
-    saves: bool = False
-    uploader: str = ""
-    term: int = 0
 
 
 class Rounds:

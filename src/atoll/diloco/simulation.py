@@ -15,8 +15,8 @@ import numpy as np
 
 from atoll import kernels
 from atoll.diloco.outer import OuterState
-from atoll.diloco.round import Work
 from atoll.diloco.schedule import OuterSchedule
+from atoll.diloco.work import Work
 from atoll.kernels import Bytes, Floats
 from atoll.plan.grid import Grid
 from atoll.state.feedback import ErrorFeedback, Share, chosen_beta

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from atoll.clock import Clock
-from atoll.diloco.round import RoundReport
+from atoll.diloco.round_report import RoundReport
 from atoll.diloco.session import Session
 from atoll.errors import LocalError
 from atoll.events import AnchorEvaluated, ModelSaved, TrainingStep

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from atoll.config.schema import RunConfig
 from atoll.data.corpus import Documents
-from atoll.diloco.round import Work
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.simulation import SimulatedRun, simulate
+from atoll.diloco.work import Work
 from atoll.state.tensors import ModelTensors
 from atoll.train.batches import Batches
 from atoll.train.build import (
