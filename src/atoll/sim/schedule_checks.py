@@ -1,5 +1,5 @@
 """The invariants of the protocol, checked while a schedule runs: what is journaled, sent, applied, and when
-it ends.
+it ends. Those of links are in `schedule_links`, those of the data in `schedule_data`.
 
 `History` knows the truth: what every process really said, and the chain of states that the journaled verdicts
 define. It compares the machines' doings with that, not with what the machines believe.
@@ -8,7 +8,6 @@ define. It compares the machines' doings with that, not with what the machines b
 from __future__ import annotations
 
 import math
-import zlib
 
 from atoll import events
 from atoll.membership.coordinator_state import CoordinatorState
@@ -31,9 +30,10 @@ from atoll.membership.steps import (
     VerdictMade,
     VersionLearned,
 )
-from atoll.plan.shapes import avoids
+from atoll.sim.schedule_arithmetic import next_digest, steps_of_round
 from atoll.sim.schedule_data import SlotHistory
-from atoll.values import Contribution, Edge, OpId, Plan
+from atoll.sim.schedule_links import LinkHistory
+from atoll.values import OpId, Plan
 
 
 class ViolationError(AssertionError):
@@ -43,32 +43,6 @@ class ViolationError(AssertionError):
 def require(holds: bool, invariant: str) -> None:
     if not holds:
         raise ViolationError(invariant)
-
-
-def next_digest(digest: str, step: int, contributions: tuple[Contribution, ...], result: str) -> str:
-    """The state after a committed round that began at the run's `step`: a hash chain over what was committed.
-
-    A real outer step depends on `step` through its schedule (learning rate, momentum, length), hence this one.
-    """
-    told = f"{digest}|{step}|{result}|{[(each.peer, each.weight) for each in contributions]}"
-    return f"{zlib.crc32(told.encode()):08x}"
-
-
-def steps_of_round(step: int) -> int:
-    """How long the round is that begins at the run's `step`: a schedule whose stages differ in length."""
-    return 2 if step < 6 else 5
-
-
-def joined(members: tuple[str, ...], broken: set[Edge]) -> bool:
-    """Whether all members reach each other over pairs that are not broken, through others if need be."""
-    pairs = {frozenset((edge.source, edge.target)) for edge in broken}
-    reached, new = {members[0]}, [members[0]]
-    while new:
-        one = new.pop()
-        more = {other for other in members if frozenset((one, other)) not in pairs} - reached
-        reached |= more
-        new += more
-    return reached == set(members)
 
 
 class History:
@@ -92,8 +66,7 @@ class History:
         self._round = self._step = 0
         self._newest: dict[str, str] = {}
         self._replaced: set[tuple[str, str]] = set()
-        self._broken: dict[int, set[Edge]] = {}
-        self._forgiven: set[int] = set()
+        self._links = LinkHistory(require)
         self.version = 0
         self._slots = SlotHistory(require)
         self._told: dict[tuple[str, int, int], Ready] = {}
@@ -152,7 +125,7 @@ class History:
         elif isinstance(event, PeerSaid) and (record := step.state.peers.get(event.peer)) and record.member:
             self._newest[event.peer] = record.incarnation
         self._check_everybody_voted(before, step)
-        self._check_lanes(before, event, step)
+        self._links.check_step(before, event, step)
         self._slots.check_step(step.effects, step.state)
 
     def _check_arrival(self, event: PeerArrived, step: Step[CoordinatorState]) -> None:
@@ -199,28 +172,6 @@ class History:
                             f"{verdict.op} is committed without the vote of {peer}, which lives",
                         )
 
-    def _check_lanes(
-        self, before: CoordinatorState, event: CoordinatorEvent, step: Step[CoordinatorState]
-    ) -> None:
-        """No lane uses a link that a member named as broken in this round; only if the members cannot be joined
-        without such links, they are all tried once more.
-        """
-        old, new = before.round.attempt, step.state.round.attempt
-        match event:
-            case PeerSaid(peer=peer, incarnation=incarnation, message=Vote() as vote) if (
-                old is not None and vote.op == old.plan.op and old.incarnations.get(peer) == incarnation
-            ):
-                self._broken.setdefault(vote.op.round, set()).update(vote.broken)
-        if new is None or (old is not None and old.plan.op == new.plan.op):
-            return
-        plan, broken = new.plan, self._broken.get(new.plan.op.round, set())
-        if avoids(plan.lanes, plan.members, broken):
-            return
-        forgiven = plan.op.round not in self._forgiven and not joined(plan.members, broken)
-        require(forgiven, f"{plan.op} has a lane over a link that broke in this round: {sorted(broken)}")
-        self._forgiven.add(plan.op.round)
-        broken.clear()
-
     def journaled(self, record: JournalRecord) -> None:
         match record:
             case TermRaised(term=term):
@@ -228,8 +179,7 @@ class History:
                 self._terms.append(term)
                 self._newest.clear()  # a new coordinator has to take everybody for new
                 self._replaced.clear()
-                self._broken.clear()
-                self._forgiven.clear()
+                self._links.forget()
             case PlanMade(op=op):
                 require(all(op > other for other in self._ops), f"op id {op} is not above all earlier ones")
                 self._ops.append(op)

@@ -2,7 +2,7 @@
 
 The trainer "trains" for a random time, says it is ready, takes part in attempts, and obeys verdicts blindly,
 so that a wrong verdict shows. It reads what is leased to it (`schedule_data`). When it has to catch up it takes over
-what another process holds. Its weights are one hash (`schedule_checks.next_digest`). It counts rounds and the run's
+what another process holds. Its weights are one hash (`schedule_arithmetic.next_digest`). It counts rounds and the run's
 step by the verdicts that it obeys; rounds skipped without its hearing of them it makes up for then.
 """
 
@@ -45,7 +45,7 @@ from atoll.membership.steps import (
     Tick,
     TrainerSaid,
 )
-from atoll.sim.schedule_checks import next_digest, steps_of_round
+from atoll.sim.schedule_arithmetic import next_digest, steps_of_round
 from atoll.sim.schedule_data import LENGTHS, VirtualReader
 from atoll.values import OpId, ParameterInfo, Plan, RankInfo, ReduceReport
 
