@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.cli.bench import rivals
-from atoll.cli.bench.bounds import FRAME_BYTES, even_links, lower_bound_s, payload_rate, sent_bytes
+from atoll.cli.bench.bounds import even_links, lower_bound_s, payload_rate, sent_bytes
 from atoll.cli.bench.joining import Listener
 from atoll.cli.bench.measure import Row
 from atoll.cli.bench.plans import Recipe, choice_for, members_of, plan_for
@@ -43,10 +43,8 @@ def test_all_reduce_rows_hold_what_is_promised(capsys: pytest.CaptureFixture[str
         assert set(row) == set(Row.__struct_fields__)
         assert (row["world"], row["numel"], row["turns"], row["equal"]) == (3, 300_000, 2, True)
         assert row["seconds_min"] <= row["seconds"] <= row["seconds_max"]
-        # The last acknowledgement for each of the others may leave when the op is over here already.
-        assert (
-            row["bytes_formula"] - 2 * FRAME_BYTES <= row["bytes_sent"] < 1.02 * row["bytes_formula"] + 10_000
-        )
+        # The last acknowledgements may leave when the op is over here already: a hundredth at most.
+        assert 0.99 * row["bytes_formula"] <= row["bytes_sent"] < 1.02 * row["bytes_formula"] + 10_000
         assert row["lower_bound_s"] > 0
         assert row["cpu_s"] > 0
         assert row["speedup"] == {}

@@ -141,7 +141,7 @@ def test_a_peer_without_space_says_goodbye(tmp_path: Path, started: list[Process
     started.append(start(tmp_path, "p", shell=f"ulimit -f 16; {PEER}{address(tmp_path)} > /dev/null"))
     assert started[1].wait(90) == 3, (tmp_path / "p.log").read_text()
     *others, line = (tmp_path / "p.log").read_text().splitlines()
-    said = ("update", "room is kept for saves", "finds no room")
+    said = ("update", "room is kept for saves", "cannot be staged")
     assert all(any(word in other for word in said) for other in others), (
         "what is kept is limited too, and says so"
     )
