@@ -115,7 +115,7 @@ def test_work_is_broken_once_another_one_holds_what_it_read() -> None:
 
 def test_own_slots_go_on_from_their_state_to_the_bit() -> None:
     slots = text(30, 8)
-    own = OwnSlots(slots.count, 3, "a")
+    own = OwnSlots(slots.count, 3, "a", "digest")
     reader = Batches(slots, SEQ_LEN, ROWS, peer="a", leaser=own, own_data="digest")
     reader.begin()
     assert reader.num_slots == 0
@@ -124,7 +124,7 @@ def test_own_slots_go_on_from_their_state_to_the_bit() -> None:
         reader.take()
     reader.settle()
     saved = own.state_dict()
-    other = OwnSlots(slots.count, 3, "a")
+    other = OwnSlots(slots.count, 3, "a", "digest")
     other.load_state_dict(saved)
     resumed = Batches(slots, SEQ_LEN, ROWS, peer="a", leaser=other, own_data="digest")
     resumed.begin()
@@ -133,5 +133,7 @@ def test_own_slots_go_on_from_their_state_to_the_bit() -> None:
         assert one is not None
         assert two is not None
         assert one.targets.equal(two.targets)
-    with pytest.raises(ValueError, match="it has 8 data slots, and there are 7"):
-        OwnSlots(7, 3, "a").load_state_dict(saved)
+    with pytest.raises(ValueError, match="it counts 8 slots, the text has 7"):
+        OwnSlots(7, 3, "a", "digest").load_state_dict(saved)
+    with pytest.raises(ValueError, match="how far another text was read"):
+        OwnSlots(slots.count, 3, "a", "another digest").load_state_dict(saved)

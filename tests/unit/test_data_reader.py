@@ -125,7 +125,9 @@ def test_what_is_furthest_behind_is_read_once_more() -> None:
 @pytest.mark.parametrize("held", [(0, 0, 10), (0, -1, 0), (0, 0, -1)])
 def test_positions_that_no_slot_has_are_refused(held: tuple[int, int, int]) -> None:
     reader = Reader(Slots.cut(numbered([9] * 2), 2, seed=1), 5)
-    with pytest.raises(ValueError, match="slot 0 of 10 tokens has no position"):
+    with pytest.raises(
+        DataError, match=r"data slot 0 has 10 tokens and no position .* begin anew with --fresh"
+    ):
         reader.hold([held])
 
 

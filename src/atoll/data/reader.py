@@ -77,7 +77,10 @@ class Reader:
         for slot, epoch, at in held:
             length = self._length(slot)
             if not 0 <= at < length or epoch < 0:
-                raise ValueError(f"slot {slot} of {length} tokens has no position {at} in epoch {epoch}")
+                raise DataError(
+                    f"data slot {slot} has {length} tokens and no position {at} in epoch {epoch}: the run has read "
+                    "another text; give it that one, or begin anew with --fresh"
+                )
             here = epoch * length + at
             goes_on = begun.get(slot) == here
             self._begun[slot] = here

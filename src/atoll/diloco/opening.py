@@ -85,7 +85,11 @@ class Opening:
         resumed = self.safekeeping.resume(state)
         if not resumed and not holds_start:
             state.version = UNUSABLE
-        slots = hold_slots(self.safekeeping, state.version, self.member.slots) if data.num_slots else None
+        slots = (
+            hold_slots(self.safekeeping, state.version, data.num_slots, self.member.slots)
+            if data.num_slots
+            else None
+        )
         grid = Grid.of(tensors.layout.sizes)
         comm = self.slot.open_engine(
             run=self.run,

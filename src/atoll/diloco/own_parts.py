@@ -13,7 +13,7 @@ import torch
 
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.safekeeping import Safekeeping
-from atoll.membership.leases import SlotTable
+from atoll.membership.leases import SlotTable, contradiction
 
 
 def hold_training(safekeeping: Safekeeping, loop: OuterLoop, inner: torch.optim.Optimizer | None) -> None:
@@ -34,18 +34,24 @@ def hold_buffers(safekeeping: Safekeeping, model: torch.nn.Module) -> None:
 
 
 def hold_slots(
-    safekeeping: Safekeeping, version: int, slots: Callable[[], SlotTable | None]
+    safekeeping: Safekeeping, version: int, num_slots: int, slots: Callable[[], SlotTable | None]
 ) -> SlotTable | None:
-    """How far the data was read, as this peer's part or that of another one tells, best of all of this version.
-    Saved again with every version from now on: `slots` tells the newest."""
+    """How far the data was read, as this peer's part or that of another one tells, best of all of this version. What
+    tells of another text than one of `num_slots` slots is dropped, with a remark. Saved again with every version from
+    now on: `slots` tells the newest."""
     saved: list[Any] = list(safekeeping.others("data").values())
     safekeeping.hold("data", lambda: _plain(slots()), saved.append)
     known: list[SlotTable] = []
     for each in saved:
         try:
-            known += [msgspec.convert(each, SlotTable)] if each else []
+            table = msgspec.convert(each, SlotTable) if each else None
         except msgspec.ValidationError as error:
             safekeeping.remark(f"what was saved of data does not fit and is dropped: {error}")
+            continue
+        if table is not None and (why := contradiction(table, num_slots)):
+            safekeeping.remark(f"what was saved of data is of another text and is dropped: {why}")
+        elif table is not None:
+            known.append(table)
     return max((each for each in known if each.version <= version), key=_version_of, default=None)
 
 

@@ -98,7 +98,7 @@ def roll_back(draft: Draft) -> None:
     good = [held for held in held_here if digests.get(held.version) == held.digest]
     # A version whose digest nobody knows any more (the journal was lost) is better than none.
     good = good or [
-        held for held in held_here if held.version not in digests and held.version <= state.version
+        held for held in held_here if held.version not in digests and 0 <= held.version <= state.version
     ]
     if not good:
         return

@@ -81,6 +81,20 @@ def unread(table: SlotTable) -> int:
     return sum(slot not in named for slot in rest) + sum(each.epoch <= table.epoch for each in table.pool)
 
 
+def contradiction(table: SlotTable, count: int) -> str:
+    """Why a table that somebody told can not be that of a text of `count` slots; "" if it can."""
+    named = [*table.pool, *(each for held in table.leases.values() for each in held)]
+    if table.count != count:
+        return f"it counts {table.count} slots, the text has {count}"
+    if any(not 0 <= lease.slot < count for lease in named):
+        return f"it names a slot that is none of the {count}"
+    if len({lease.slot for lease in named}) < len(named):
+        return "it names a slot twice"
+    if min([table.epoch, table.dealt, *(n for lease in named for n in (lease.epoch, lease.at))]) < 0:
+        return "it counts below zero"
+    return f"it dealt {table.dealt} of {count} slots" if table.dealt > count else ""
+
+
 def broken(table: SlotTable, reads: Mapping[str, Reads]) -> dict[str, str]:
     """Of those who read what they do not hold, or not from where it stands: why their work cannot count."""
     found = {}

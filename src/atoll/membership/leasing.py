@@ -19,11 +19,17 @@ from atoll.membership.leases import Reads, SlotTable
 from atoll.membership.messages import Declare, Leases, Ready, SlotsWanted, Verdict
 from atoll.membership.steps import LeasesChanged
 
+MOST_SLOTS = 1 << 20
+"""As many as data.slots allows. Before memory is taken for what a peer tells."""
 _TABLES_REMEMBERED = 16
 
 
 def difference(state: CoordinatorState, message: Declare) -> str:
     """Why a declared text is not the run's, "" if it may be."""
+    if not 0 <= message.num_slots <= MOST_SLOTS:
+        return f"its text has {message.num_slots} data slots; 0 to {MOST_SLOTS} can be leased"
+    if message.slots is not None and (why := leases.contradiction(message.slots, message.num_slots)):
+        return f"what it holds of the data contradicts itself: {why}"
     if state.slots is None or not message.num_slots or message.num_slots == state.slots.count:
         return ""
     return f"its text has {message.num_slots} data slots, the run's has {state.slots.count}; give it the run's text"

@@ -61,7 +61,8 @@ def advance_round(draft: Draft) -> str:
     members = state.members()
     ready = tuple(record for record in members if record.ready is not None)
     slow = tuple(record for record in members if record.ready is None) if len(ready) < len(members) else ()
-    _note_progress(draft, len(ready), len(members))
+    idle = sum(record.ready is not None and record.ready.steps == 0 for record in ready)
+    _note_progress(draft, len(ready) - idle, len(members) - idle, idle)
     retry = state.round.attempts > 0 and len(ready) >= state.settings.min_peers
     if slow and not retry and not _done_waiting(draft, ready, slow):
         if not ready:
@@ -97,11 +98,12 @@ def _blocked(draft: Draft) -> str:
     return ""
 
 
-def _note_progress(draft: Draft, num_ready: int, num_members: int) -> None:
-    """Remember since when somebody, and since when enough members, are ready."""
+def _note_progress(draft: Draft, num_ready: int, num_members: int, num_idle: int) -> None:
+    """Remember since when somebody, and since when enough members, are ready. Those who took no step, `num_idle`, are
+    counted apart: they have nothing to wait with, and must not hurry those who train."""
     round_, now_s = draft.state.round, draft.now_s
     first_ready_s = (now_s if round_.first_ready_s is None else round_.first_ready_s) if num_ready else None
-    enough = num_ready >= quorum(num_members, draft.state.settings.min_peers)
+    enough = num_ready > 0 and num_ready >= quorum(num_members, draft.state.settings.min_peers - num_idle)
     quorum_s = (now_s if round_.quorum_s is None else round_.quorum_s) if enough else None
     if (first_ready_s, quorum_s) != (round_.first_ready_s, round_.quorum_s):
         draft.set_round(first_ready_s=first_ready_s, quorum_s=quorum_s)

@@ -217,8 +217,9 @@ def _batches(session: Session, corpus: Documents, config: RunConfig) -> tuple[Ba
     slots = cut_slots(corpus, config)
     if config.data.scope == "shared":
         return batches_of(slots, config, session.peer, session, session.events.emit), None
-    own = OwnSlots(slots.count, config.run.seed, session.peer)
-    batches = batches_of(slots, config, session.peer, own, session.events.emit, own_data=corpus.digest())
+    text = corpus.digest()
+    own = OwnSlots(slots.count, config.run.seed, session.peer, text)
+    batches = batches_of(slots, config, session.peer, own, session.events.emit, own_data=text)
     return batches, own
 
 

@@ -60,10 +60,10 @@ class OneOfSeveral:
 
 class OwnSlots:
     """A `Leaser` for a peer that reads data of its own (`data.scope` "own"): nobody else has to know of it. Its
-    positions are saved with its own part."""
+    positions are saved with its own part, and fit the text whose digest is `text` alone."""
 
-    def __init__(self, count: int, seed: int, peer: str) -> None:
-        self._here, self._peer = LeasesHere(count, seed), peer
+    def __init__(self, count: int, seed: int, peer: str, text: str) -> None:
+        self._here, self._peer, self._text = LeasesHere(count, seed), peer, text
         self._here.begin({peer: count})
 
     def slots(self) -> SlotTable:
@@ -76,11 +76,13 @@ class OwnSlots:
         self._here.conclude({peer: reads}, {peer: self._here.slots().count})
 
     def state_dict(self) -> dict[str, object]:
-        return msgspec.to_builtins(self._here.slots())
+        return {"text": self._text, "table": msgspec.to_builtins(self._here.slots())}
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Raises ValueError if it is of other data."""
-        table = msgspec.convert(state_dict, SlotTable)
-        if table.count != self._here.slots().count:
-            raise ValueError(f"it has {table.count} data slots, and there are {self._here.slots().count}")
+        if state_dict["text"] != self._text:
+            raise ValueError("it tells how far another text was read")
+        table = msgspec.convert(state_dict["table"], SlotTable)
+        if why := leases.contradiction(table, self._here.slots().count):
+            raise ValueError(why)
         self._here.restore(table)
