@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.diloco.outer import OuterState
-from atoll.errors import Unreachable
+from atoll.errors import QuorumLost, Unreachable
 from atoll.events import CaughtUp as CaughtUpEvent
 from atoll.events import Event, InnerStateMissed, InnerStateTaken, SnapshotStaged
 from atoll.kernels import Bytes
 from atoll.membership.client import Admission, Member
-from atoll.membership.messages import CatchUp, CaughtUp, View
+from atoll.membership.messages import CaughtUp, View
 from atoll.network.line import Line
 from atoll.recovery.catching_up import Target, catch_up
 from atoll.recovery.donor import Donor
@@ -211,7 +211,12 @@ class Exchange:
 
     def _target(self) -> Target:
         order = self._member.to_catch_up()
-        assert isinstance(order, CatchUp), "an order to catch up stands until this peer is a member"
+        if order is None:
+            # Parts of the newer state may lie in this peer's memory already: it can not go on with what it declared.
+            raise QuorumLost(
+                f"the run was rolled back while {self._peer} fetched a newer version; start this peer again, and it "
+                "fetches what the run stands at"
+            )
         return Target(
             version=order.version, digests=order.digests, sources=order.sources, trusted=order.trusted
         )
