@@ -122,14 +122,18 @@ def begin_late(args: argparse.Namespace) -> None:
 
 
 def say_no_rates() -> None:
-    """Report every transfer without what its links were seen to carry."""
+    """Report every transfer without what its links were seen to carry, and measure none."""
     original = NativeCommunicator.reduce
+
+    def probe(self: NativeCommunicator, *link: object) -> tuple[float, float, str]:
+        return 0.0, 0.0, "this peer says no rates"
 
     def reduce(self: NativeCommunicator, plan, grid, contribution, result):
         return msgspec.structs.replace(
             original(self, plan, grid, contribution, result), stats=TransferStats()
         )
 
+    NativeCommunicator.probe = probe  # type: ignore[method-assign]
     NativeCommunicator.reduce = reduce  # type: ignore[method-assign]
 
 
