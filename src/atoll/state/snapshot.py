@@ -15,6 +15,7 @@ import stat
 import struct
 import sys
 from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
@@ -244,17 +245,20 @@ def sync_folder(folder: Path) -> None:
 
 def write_hashed(file: BufferedWriter, parts: Iterable[memoryview]) -> str:
     """Write, and wait until the disk has it; returns the SHA-256. The disk is kept at work meanwhile: the kernel is
-    told at each chunk to begin with it, and keeps no page that nobody will read."""
+    told at each chunk to begin with it, and keeps no page that nobody will read. A thread hashes a chunk while this one
+    writes it: one after the other would be half as fast as a good disk."""
     sha = hashlib.sha256()
     at = 0
-    for part in parts:
-        for begin in range(0, len(part), _CHUNK_BYTES):
-            chunk = part[begin : begin + _CHUNK_BYTES]
-            sha.update(chunk)
-            file.write(chunk)
-            file.flush()
-            os.posix_fadvise(file.fileno(), at, len(chunk), os.POSIX_FADV_DONTNEED)
-            at += len(chunk)
+    with ThreadPoolExecutor(1, thread_name_prefix="atoll-hash") as hasher:
+        for part in parts:
+            for begin in range(0, len(part), _CHUNK_BYTES):
+                chunk = part[begin : begin + _CHUNK_BYTES]
+                hashed = hasher.submit(sha.update, chunk)
+                file.write(chunk)
+                file.flush()
+                os.posix_fadvise(file.fileno(), at, len(chunk), os.POSIX_FADV_DONTNEED)
+                at += len(chunk)
+                hashed.result()
     os.fsync(file.fileno())
     return sha.hexdigest()
 
