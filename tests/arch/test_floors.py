@@ -51,6 +51,7 @@ THREAD_OWNERS = {
     "membership/link.py",
     "recovery/fetching.py",
     "signals.py",
+    "state/snapshot.py",
 }
 CONFIG_READERS = {"cli", "config"}
 CONFIG_READER_FILES = {"train/build.py", "train/simulated.py"}
