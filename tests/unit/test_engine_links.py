@@ -304,9 +304,11 @@ def test_a_chunk_whose_place_went_to_a_copy_that_broke_off_is_asked_for_again() 
     """A chunk comes on one link; half an older copy, on a link that the sender has lost already, is read after its
     header and takes its place, and breaks off. The sender trusts the link that lives: only its loss tells otherwise."""
     grid = Grid.of([256])
-    with Engines(1) as engines:
+    # Without a link the engine dials `a`: a closed port there would say that `a` is gone, and end the op.
+    with socket.create_server(("127.0.0.1", 0)) as a, Engines(1) as engines:
         comm = engines.comms["p0"]
-        plan = plan_for({"a": 1, "p0": comm.port}, grid.numel, "fp32", OpId(1, 0), roots=["p0"])
+        ports = {"a": a.getsockname()[1], "p0": comm.port}
+        plan = plan_for(ports, grid.numel, "fp32", OpId(1, 0), roots=["p0"])
         running = Running(comm, with_connections(plan, 2), grid, encoded(grid, "fp32", 1.0))
         lost = RawPeer(comm.port, "a", "p0", KEY)
         begin = lost.begin()
