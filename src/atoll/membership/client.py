@@ -153,6 +153,10 @@ class Member:
         """Whether the coordinator closed this round: contribute what there is at the next safe point."""
         return self._desk.freeze_round() >= round
 
+    def freeze_round(self) -> int:
+        """The newest round that the coordinator closed; -1 if it closed none."""
+        return self._desk.freeze_round()
+
     def asked_to_leave(self) -> str:
         """Why an operator wishes this peer to leave at its next safe point; "" if none does."""
         return self._desk.leave_reason()

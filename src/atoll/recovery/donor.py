@@ -28,7 +28,7 @@ from atoll.membership.gate import listen_on
 from atoll.recovery.folder import RAM, StagingFolder, make_folder
 from atoll.recovery.priority import go_last
 from atoll.recovery.sidecar.orders import Order, Settings
-from atoll.recovery.staging import SLACK_BYTES, OwnSlot, Slots, staged_bytes
+from atoll.recovery.staging import SLACK_BYTES, OwnSlot, Put, Slots, staged_bytes
 from atoll.recovery.update import Update
 from atoll.recovery.update_log import UpdateLog
 from atoll.state.snapshot import SharedState
@@ -120,17 +120,23 @@ class Donor:
         Without room it warns; each save then says so itself."""
 
         def reserve(slots: Slots, own: OwnSlot) -> None:
-            slots.reserve(state.anchor.size)
+            slots.reserve(state.numel)
             own.reserve(self._own_bytes + SLACK_BYTES)
 
         try:
-            self._where_there_is_room(state.version, state.anchor.size, reserve)
+            self._where_there_is_room(state.version, state.numel, reserve)
         except (OSError, LocalError) as error:
             _log.warning("no room is kept for saves: %s", error)
 
-    def stage(self, state: SharedState, inner: bytes = b"") -> bool:
+    def stage(
+        self,
+        state: SharedState,
+        inner: bytes = b"",
+        tables: Sequence[Table] | None = None,
+        put: Put | None = None,
+    ) -> bool:
         """Copy the state, and this peer's `inner` state if there is any, into a slot and publish it as the snapshot of
-        its version. False, with a warning, if there is no room for it anywhere: then this peer has nothing to give, and
+        its version; a state of several ranks, with its digest `tables`, by `put`. False, with a warning, if there is no room for it anywhere: then this peer has nothing to give, and
         trains on."""
         with self._lock:
             if self._closed:
@@ -140,8 +146,8 @@ class Donor:
         try:
             self._where_there_is_room(
                 state.version,
-                state.anchor.size,
-                lambda slots, own: slots.stage(state, inner=inner),
+                state.numel,
+                lambda slots, own: slots.stage(state, tables, inner, put),
                 len(inner),
             )
         except (OSError, LocalError) as error:
@@ -150,16 +156,20 @@ class Donor:
         return True
 
     def stage_save(
-        self, state: SharedState, tables: Sequence[Table] | None, own: Sequence[memoryview]
+        self,
+        state: SharedState,
+        tables: Sequence[Table] | None,
+        own: Sequence[memoryview],
+        put: Put | None = None,
     ) -> tuple[Path, Path]:
         """Stage a version that is to be saved, and this peer's own part, which `own` are the bytes of: the snapshot's
         folder and the own part's file. Both stay as they are until `release`. Raises OSError or LocalError."""
 
         def fill(slots: Slots, own_slot: OwnSlot) -> tuple[Path, Path]:
             path = own_slot.fill(own)
-            return slots.pin(slots.stage(state, tables)), path
+            return slots.pin(slots.stage(state, tables, put=put)), path
 
-        return self._where_there_is_room(state.version, state.anchor.size, fill)
+        return self._where_there_is_room(state.version, state.numel, fill)
 
     def release(self) -> None:
         """What was staged to be saved is saved, or will not be."""

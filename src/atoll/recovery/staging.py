@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,6 +34,10 @@ SLACK_BYTES: Final = 1 << 20
 """What headers and a manifest take at most."""
 
 _SHARD = "shard-00000.safetensors"
+
+Put = Callable[[Path, int, int], None]
+"""Writes a state that lies on several ranks: into this file, the anchor at this byte and the velocity at that one. Raises
+OSError."""
 
 _log = log.get(__name__)
 
@@ -79,18 +83,22 @@ class Slots:
             os.close(_shard_with_room(slot, shard_of(_SHARD, 0, numel), self._mapped))
 
     def stage(
-        self, state: SharedState, tables: Sequence[Table] | None = None, inner: bytes = b""
+        self,
+        state: SharedState,
+        tables: Sequence[Table] | None = None,
+        inner: bytes = b"",
+        put: Put | None = None,
     ) -> Manifest:
         """Copy `state`, and beside it this peer's `inner` state if there is any, into a slot and publish it, in place
         of the older one. A version that is staged already, with these bits, stays as it is. `tables` are its digest
-        tables, where they are known: then it is only copied. Raises OSError if there is no room; what was staged in
+        tables, where they are known: then it is only copied. A state of several ranks has tables, and is `put`. Raises OSError if there is no room; what was staged in
         the other slot stays."""
         for slot in self._slots:
             if slot.manifest is not None and _same(slot.manifest, state, tables):
                 return slot.manifest
         slot = next(each for each in self._slots if not each.pinned)
         self._withdraw(slot)
-        manifest = self._fill(slot, state, tables)
+        manifest = self._fill(slot, state, tables, put)
         _put_inner(slot.folder, state.version, inner)
         held = HeldSnapshot(state.version, next(self._generation))
         published = self._folder / held.folder
@@ -119,15 +127,32 @@ class Slots:
             slot.folder.rename(draft)
             slot.folder, slot.held, slot.manifest = draft, None, None
 
-    def _fill(self, slot: _Slot, state: SharedState, tables: Sequence[Table] | None) -> Manifest:
-        shard = shard_of(_SHARD, 0, state.anchor.size)
+    def _fill(
+        self, slot: _Slot, state: SharedState, tables: Sequence[Table] | None, put: Put | None
+    ) -> Manifest:
+        shard = shard_of(_SHARD, 0, state.numel)
         fd = _shard_with_room(slot, shard, self._mapped)
         try:
+            if put is not None:
+                assert tables is not None, "who puts a state knows its tables"
+                put(slot.folder / _SHARD, shard.anchor_at, shard.velocity_at)
+                anchor, velocity = (tuple(manifests.table_rows(table)) for table in tables)
+                return self._write_manifest(slot, state, shard, anchor, velocity)
             known = (None, None) if tables is None else tables
             anchor = _copy(slot, fd, state.anchor, shard.anchor_at, known[0])
             velocity = _copy(slot, fd, state.velocity, shard.velocity_at, known[1])
         finally:
             os.close(fd)
+        return self._write_manifest(slot, state, shard, anchor, velocity)
+
+    def _write_manifest(
+        self,
+        slot: _Slot,
+        state: SharedState,
+        shard: Shard,
+        anchor: tuple[str, ...],
+        velocity: tuple[str, ...],
+    ) -> Manifest:
         manifest = manifest_of(state, self._run, (shard,), anchor, velocity)
         (slot.folder / MANIFEST).write_bytes(manifests.encode(manifest))
         return manifest

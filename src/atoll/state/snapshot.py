@@ -45,13 +45,17 @@ _MAX_MANIFEST_BYTES = 64 << 20  # 64 bytes a piece: enough for 10^12 parameters
 
 
 class SharedState(Protocol):
-    """The part of the state that all members share: what a snapshot holds (`diloco.outer.OuterState`)."""
+    """The part of the state that all members share: what a snapshot holds (`diloco.outer.OuterState`). A rank of several
+    has `anchor` and `velocity` of its own ranges only; `numel` counts the elements of all."""
 
     anchor: Floats
     velocity: Floats
     version: int
     round: int
     step: int
+
+    @property
+    def numel(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -63,6 +67,10 @@ class LoadedState:
     version: int
     round: int
     step: int
+
+    @property
+    def numel(self) -> int:
+        return self.anchor.size
 
 
 def shard_header(start: int, stop: int) -> bytes:
@@ -148,7 +156,7 @@ def manifest_of(
             version=state.version,
             round=state.round,
             step=state.step,
-            numel=state.anchor.size,
+            numel=state.numel,
             digest=manifests.digest_of(anchor, velocity),
             anchor=anchor,
             velocity=velocity,
