@@ -27,11 +27,16 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An own part at one moment: `state` is JSON, `parts` the bytes of its safetensors file, which still lie where
-    training will change them."""
+    """An own part at one moment: `state` is JSON, `leaves` its tensors, which still lie where training will change
+    them."""
 
     state: dict[str, Any]
-    parts: list[memoryview]
+    leaves: list[Leaf]
+
+    @property
+    def parts(self) -> list[memoryview]:
+        """The bytes of its safetensors file."""
+        return safetensors_parts(self.leaves)
 
     @property
     def size_bytes(self) -> int:
@@ -50,10 +55,11 @@ class OwnPart:
     def hold_stateful(self, name: str, each: Stateful) -> None:
         self.hold(name, each.state_dict, each.load_state_dict)
 
-    def take(self) -> Taken:
+    def take(self, prefix: str = "") -> Taken:
+        """`prefix` is put before the names of leaves."""
         leaves: list[Leaf] = []
-        state = {name: take_apart(take(), name, leaves) for name, (take, _) in self.holders.items()}
-        return Taken(state, safetensors_parts(leaves))
+        state = {name: take_apart(take(), prefix + name, leaves) for name, (take, _) in self.holders.items()}
+        return Taken(state, leaves)
 
     def give(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[str]:
         """Hand out what was taken; the names that nobody here holds, or that the checkpoint lacks, are returned."""

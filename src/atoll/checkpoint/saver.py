@@ -26,6 +26,7 @@ from atoll.events import (
     Event,
 )
 from atoll.kernels import Table
+from atoll.state.elsewhere import OwnBytes, Put
 from atoll.state.snapshot import SharedState
 
 _SAY_S: Final = 1.0
@@ -52,7 +53,11 @@ class Staging(Protocol):
     def reserve(self, state: SharedState) -> None: ...
 
     def stage_save(
-        self, state: SharedState, tables: Sequence[Table] | None, own: Sequence[memoryview]
+        self,
+        state: SharedState,
+        tables: Sequence[Table] | None,
+        own: Sequence[OwnBytes],
+        put: Put | None = None,
     ) -> tuple[Path, Path]: ...
 
     def release(self) -> None: ...
@@ -103,19 +108,20 @@ class Saver:
         self,
         state: SharedState,
         tables: Sequence[Table] | None,
-        own: Sequence[memoryview],
+        own: Sequence[OwnBytes],
         own_state: bytes,
         *,
         digest: str,
         term: int,
         uploads: bool,
+        put: Put | None = None,
     ) -> None:
         """Copy the state, and let the writer have it. `own` are the bytes of the own part's safetensors file, and
-        `own_state` its JSON; b"": the shared part alone. Only while `is_free`. Blocks for the copy."""
+        `own_state` its JSON; b"": the shared part alone. `put` writes a state that lies on several ranks. Only while `is_free`. Blocks for the copy."""
         assert self._under_way is None, "one save at a time"
         began_s = time.monotonic()
         try:
-            snapshot, path = self._staging.stage_save(state, tables, [*own, memoryview(own_state)])
+            snapshot, path = self._staging.stage_save(state, tables, [*own, memoryview(own_state)], put)
         except (OSError, LocalError) as error:
             self.fail(state.version, f"it cannot be staged: {error}")
             return

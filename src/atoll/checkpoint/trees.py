@@ -81,23 +81,43 @@ def put_together(said: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return said
 
 
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """What a safetensors header says of a leaf, apart from where it lies."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def entries_of(leaves: Sequence[Leaf]) -> list[Entry]:
+    return [Entry(name, _TAGS[each.dtype], tuple(each.shape), each.nbytes) for name, each in leaves]
+
+
+def bytes_of(leaves: Sequence[Leaf]) -> list[memoryview]:
+    """Each leaf's own memory."""
+    return [tensor.reshape(-1).view(torch.uint8).numpy().data for _, tensor in leaves]
+
+
+def safetensors_header(entries: Sequence[Entry]) -> memoryview:
+    """What a safetensors file begins with whose tensors follow each other in this order."""
+    said: dict[str, Any] = {}
+    at = 0
+    for each in entries:
+        said[each.name] = {
+            "dtype": each.dtype,
+            "shape": list(each.shape),
+            "data_offsets": [at, at + each.nbytes],
+        }
+        at += each.nbytes
+    text = msgspec.json.encode(said)
+    text += b" " * (-len(text) % 8)
+    return memoryview(len(text).to_bytes(8, "little") + text)
+
+
 def safetensors_parts(leaves: Sequence[Leaf]) -> list[memoryview]:
     """The bytes of a safetensors file with these tensors: its header, then each tensor's own memory."""
-    entries: dict[str, Any] = {}
-    parts: list[memoryview] = []
-    at = 0
-    for name, tensor in leaves:
-        flat = tensor.reshape(-1).view(torch.uint8).numpy()
-        entries[name] = {
-            "dtype": _TAGS[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + flat.nbytes],
-        }
-        parts.append(flat.data)
-        at += flat.nbytes
-    text = msgspec.json.encode(entries)
-    text += b" " * (-len(text) % 8)
-    return [memoryview(len(text).to_bytes(8, "little") + text), *parts]
+    return [safetensors_header(entries_of(leaves)), *bytes_of(leaves)]
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:

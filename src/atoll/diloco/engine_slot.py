@@ -9,8 +9,9 @@ from __future__ import annotations
 from atoll.comm.native import NativeCommunicator
 from atoll.comm.prober import ProbeOrder, Prober
 from atoll.diloco.exchange import Exchange
+from atoll.diloco.ranked_member import AnyMember
 from atoll.errors import ConfigError
-from atoll.membership.client import Admission, Member
+from atoll.membership.client import Admission
 from atoll.membership.messages import Probe, Probed
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
@@ -29,18 +30,27 @@ class EngineSlot:
     # ---- the training thread -------------------------------------------------------------------------------------
 
     def open_engine(
-        self, *, run: str, peer: str, member: Member, admission: Admission, engine: EngineAddress, line: Line
+        self,
+        *,
+        run: str,
+        peer: str,
+        member: AnyMember,
+        admission: Admission,
+        engine: EngineAddress,
+        line: Line,
+        rank: int = 0,
     ) -> NativeCommunicator:
-        """The engine listens, and links can be measured. Raises ConfigError if the system lacks the line's congestion
+        """The engine listens, and, at rank 0, links can be measured. Further ranks take the ports after the engine's,
+        if that was chosen; `line` is this rank's share. Raises ConfigError if the system lacks the line's congestion
         control."""
         try:
             self.comm = NativeCommunicator(
                 run=run,
                 peer=peer,
-                rank=0,
+                rank=rank,
                 session_key=admission.session_key,
                 bind_host=engine.bind,
-                port=engine.port,
+                port=engine.port + rank if engine.port else 0,
                 connect_timeout_s=admission.timeouts.connect_s,
                 progress_timeout_s=admission.timeouts.progress_timeout_s,
                 congestion=line.congestion,
@@ -49,7 +59,10 @@ class EngineSlot:
             )
         except ValueError as error:
             raise ConfigError(f"net.congestion: {error}") from None
-        self.prober = Prober(peer, self.comm, lambda links, failed: member.probed(Probed(links, failed)))
+        if rank == 0:
+            self.prober = Prober(
+                peer, self.comm, lambda links, failed: member.probed(Probed(links, failed))
+            )
         return self.comm
 
     def close(self) -> None:

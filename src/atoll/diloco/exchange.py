@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
+import msgspec
+import numpy as np
+
+from atoll import log
 from atoll.diloco.outer import OuterState
-from atoll.errors import QuorumLost, Unreachable
+from atoll.diloco.ranked_member import AnyMember, RankedMember
+from atoll.diloco.scribe import Page, Scribe, read_state, whole_of, write_state
+from atoll.errors import AtollError, LocalError, QuorumLost, Unreachable
 from atoll.events import CaughtUp as CaughtUpEvent
 from atoll.events import Event, InnerStateMissed, InnerStateTaken, SnapshotStaged
 from atoll.kernels import Bytes
-from atoll.membership.client import Admission, Member
-from atoll.membership.messages import CaughtUp, View
+from atoll.membership.client import Admission
+from atoll.membership.messages import CatchUp, CaughtUp, View
+from atoll.mesh.crew import Crew
 from atoll.network.line import Line
+from atoll.recovery.catching_up import CaughtUp as Report
 from atoll.recovery.catching_up import Target, catch_up
 from atoll.recovery.donor import Donor
 from atoll.recovery.folder import RAM
@@ -26,9 +35,26 @@ from atoll.recovery.pursuit import UNUSABLE
 from atoll.recovery.targets import InnerTaken
 from atoll.recovery.update import Update
 from atoll.state.inner_state import InnerState
+from atoll.state.manifest import VALUE_BYTES, VECTORS
+from atoll.state.snapshot import SharedState
 
 LONGEST_CATCH_UP_S = 24 * 3600.0
 """No single wait is this long: progress is what bounds it. A joiner that is too slow is told so much earlier."""
+
+_WHOLE: Final = "whole"
+_WIRE: Final = "wire"
+"""Files in the staging folder: the state while it is caught up with, and the bytes of the last update."""
+
+_log = log.get(__name__)
+
+
+class _Position(msgspec.Struct, frozen=True):
+    """Where rank 0 caught up to, and the file that has the state of all ranks."""
+
+    path: str
+    version: int
+    round: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +87,15 @@ class _Patience:
 
 
 class Exchange:
-    """One peer's donor, made when its session opens, and its way back to the newest version."""
+    """One peer's donor, made when its session opens, and its way back to the newest version. With several ranks rank 0
+    has the donor, and `stage_if_due`, `keep`, `join` and `catch_up` are called by all of them at the same line."""
 
     def __init__(
         self,
         *,
         run: str,
         peer: str,
-        member: Member,
+        member: AnyMember,
         admission: Admission,
         bind_host: str,
         shelf: Shelf,
@@ -76,6 +103,7 @@ class Exchange:
         emit: Callable[[Event], None],
         inner: InnerState | None = None,
         own_bytes: int = 0,
+        crew: Crew | None = None,
     ) -> None:
         """Listens at once; raises LocalError if the address can not be had. `inner` is staged with snapshots, and
         taken over when this peer joins late; None: joiners begin with a fresh one."""
@@ -85,55 +113,90 @@ class Exchange:
         # A coordinator that sees nobody but this peer for `relearn_s` would have the run go back to what it holds.
         self._longest_alone_s = admission.timeouts.relearn_s / 2
         self._progress_timeout_s = admission.timeouts.progress_timeout_s
-        self._donor = Donor(
-            run=run,
-            peer=peer,
-            session_key=admission.session_key,
-            bind_host=bind_host,
-            fallback=shelf.fallback,
-            keep_bytes=shelf.keep_bytes,
-            pin_bytes=shelf.pin_bytes,
-            max_bytes_per_s=line.max_up,
-            ram=shelf.ram,
-            own_bytes=own_bytes,
-        )
+        self._crew = crew or Crew.alone()
+        self.scribe = Scribe(self._crew)
+        self.staging: Donor | None = None
+        if self._crew.is_lead:
+            self.staging = Donor(
+                run=run,
+                peer=peer,
+                session_key=admission.session_key,
+                bind_host=bind_host,
+                fallback=shelf.fallback,
+                keep_bytes=shelf.keep_bytes,
+                pin_bytes=shelf.pin_bytes,
+                max_bytes_per_s=line.max_up,
+                ram=shelf.ram,
+                own_bytes=own_bytes,
+            )
 
     @property
     def port(self) -> int:
-        """Where the sidecar listens."""
-        return self._donor.port
-
-    @property
-    def staging(self) -> Donor:
-        """Where saves are copied to."""
-        return self._donor
+        """Where the sidecar listens; 0 where another rank has it."""
+        return self.staging.port if self.staging is not None else 0
 
     # ---- giving ------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Somebody catches up: the sidecar is needed. Any thread."""
-        self._donor.start_serving()
+        if self.staging is not None:
+            self.staging.start_serving()
 
     def renew_key(self, session_key: bytes) -> None:
-        self._donor.set_session_key(session_key)
+        if self.staging is not None:
+            self.staging.set_session_key(session_key)
 
     def stage_if_due(self, state: OuterState) -> None:
         """At a safe point: copy the state for others, if the coordinator asked for a snapshot."""
         if self._member.snapshot_due() is None:
             return
-        if self._donor.stage(state, self._inner.pack() if self._inner is not None else b""):
+        if self._crew.num_ranks == 1:
+            staged = self._donor.stage(state, self._inner.pack() if self._inner is not None else b"")
+        else:
+            if state.tables is None:
+                state.digest()
+            staged = self.scribe.together(
+                {"state": lambda page: write_state(page, state)},
+                lambda: self._donor.stage(state, tables=state.tables, put=self.put_state),
+            )
+        if staged:
             self._emit(SnapshotStaged(version=state.version))
 
-    def keep(self, update: Update, data: Bytes) -> None:
-        """A commit, for those who come after it."""
-        self._donor.keep(update, data)
+    def put_state(self, path: Path, anchor_at: int, velocity_at: int) -> None:
+        """On rank 0, while something is staged: all ranks write their ranges."""
+        self.scribe.put("state", path, anchor_at, velocity_at)
+
+    def keep(self, update: Update, data: Bytes, runs: Sequence[Run] = ()) -> None:
+        """A commit, for those who come after it. `data` are this rank's finished bytes: `runs` say where in the update
+        they lie; () if they are all of it."""
+        if self._crew.num_ranks == 1:
+            self._donor.keep(update, data)
+            return
+
+        def work() -> None:
+            try:
+                path = self._donor.scratch(_WIRE, update.wire_bytes, update.boundaries[-1])
+                self.scribe.put("wire", path)
+            except (OSError, LocalError) as error:
+                _log.warning("update %d is not kept: %s", update.version, error)
+                return
+            self._donor.keep(update, np.memmap(path, dtype=np.uint8, mode="r", shape=(update.wire_bytes,)))
+
+        self.scribe.together({"wire": lambda page: write_runs(page, data, runs)}, work)
 
     def yield_to_round(self, moving: bool) -> None:
         """While an op is in flight the sidecar keeps out of its way."""
-        self._donor.yield_to_round(moving)
+        if self.staging is not None:
+            self.staging.yield_to_round(moving)
 
     def close(self) -> None:
-        self._donor.close()
+        if self.staging is not None:
+            self.staging.close()
+
+    @property
+    def _donor(self) -> Donor:
+        assert self.staging is not None, "rank 0 has the donor"
+        return self.staging
 
     # ---- catching up -------------------------------------------------------------------------------------------
 
@@ -151,49 +214,89 @@ class Exchange:
         Raises what ends membership, and Unreachable if this peer's rate is too low to ever get there, or nobody gives
         it anything for longer than `patience` has.
         """
-
-        def check() -> None:
-            self._member.check()
-            if patience is not None:
-                order = self._member.to_catch_up()
-                patience.look(bool(order and any(each.peer != self._peer for each in order.sources)))
-
         while True:
-            report = catch_up(
-                state,
-                run=self._run,
-                peer=self._peer,
-                session_key=lambda: self._member.session_key,
-                target=self._target,
-                want_snapshot=lambda: self._member.want_snapshot(state.version),
-                check=check,
-                progress_timeout_s=self._progress_timeout_s,
-                deadline_s=LONGEST_CATCH_UP_S,
-                max_bytes_per_s=self._line.max_down,
-                note=lambda sentence: self._member.progress(state.step, "catching up"),
-                replayed=self._donor.keep,
-                with_inner=with_inner,
-            )
+            if self._crew.num_ranks == 1:
+                report = self._pursue(state, with_inner, patience)
+            else:
+                report = self._pursue_together(state, patience)
             patience = None  # it holds something by now, which the run may go back to
-            if report.inner is not None:
+            if report is not None and report.inner is not None:
                 self._take_inner(report.inner)
                 with_inner = False
-            self._emit(
-                CaughtUpEvent(
-                    version=report.version,
-                    from_version=report.from_version,
-                    snapshot_version=report.snapshot_version,
-                    updates=report.updates,
-                    received_bytes=report.fetched_bytes,
-                    bytes_by_source=report.bytes_by_source,
-                    seconds=report.seconds,
-                )
-            )
             answer = self._member.caught_up(
                 CaughtUp(version=state.version, round=state.round, digest=state.digest(), step=state.step)
             )
             if isinstance(answer, View):
                 return answer
+
+    def _pursue(
+        self, state: SharedState, with_inner: bool = False, patience: _Patience | None = None
+    ) -> Report:
+        def check() -> None:
+            self._check()
+            if patience is not None:
+                order = self._order()
+                patience.look(bool(order and any(each.peer != self._peer for each in order.sources)))
+
+        report = catch_up(
+            state,
+            run=self._run,
+            peer=self._peer,
+            session_key=lambda: self._member.session_key,
+            target=self._target,
+            want_snapshot=lambda: self._member.want_snapshot(state.version),
+            check=check,
+            progress_timeout_s=self._progress_timeout_s,
+            deadline_s=LONGEST_CATCH_UP_S,
+            max_bytes_per_s=self._line.max_down,
+            note=lambda sentence: self._member.progress(state.step, "catching up"),
+            replayed=self._donor.keep,
+            with_inner=with_inner,
+        )
+        self._emit(
+            CaughtUpEvent(
+                version=report.version,
+                from_version=report.from_version,
+                snapshot_version=report.snapshot_version,
+                updates=report.updates,
+                received_bytes=report.fetched_bytes,
+                bytes_by_source=report.bytes_by_source,
+                seconds=report.seconds,
+            )
+        )
+        return report
+
+    def _pursue_together(self, state: OuterState, patience: _Patience | None) -> None:
+        """Rank 0 catches up with the state of all ranks, in a file that they share; then each takes its ranges."""
+
+        def work() -> _Position | AtollError:
+            try:
+                path = self._donor.scratch(_WHOLE, state.numel * len(VECTORS) * VALUE_BYTES, state.numel)
+                self.put_state(path, 0, state.numel * VALUE_BYTES)
+                whole = whole_of(path, state)
+                self._pursue(whole, patience=patience)
+            except OSError as error:
+                return LocalError(
+                    f"no room to catch up in: {error.strerror or error}; make room in checkpoint.staging"
+                )
+            except AtollError as error:
+                return error
+            return _Position(str(path), whole.version, whole.round, whole.step)
+
+        found = self.scribe.together({"state": lambda page: write_state(page, state)}, work)
+
+        def tell() -> _Position:
+            if isinstance(found, AtollError):
+                raise found
+            assert found is not None
+            return found
+
+        position = self._crew.decide(_Position, tell)
+        read_state(Path(position.path), state)
+        state.version, state.round, state.step = position.version, position.round, position.step
+        self._crew.meet()
+        if self._crew.is_lead:
+            Path(position.path).unlink()
 
     def _take_inner(self, found: InnerTaken) -> None:
         assert self._inner is not None
@@ -210,7 +313,7 @@ class Exchange:
             self._emit(InnerStateTaken(donor=found.donor, version=found.version, size_bytes=len(found.data)))
 
     def _target(self) -> Target:
-        order = self._member.to_catch_up()
+        order = self._order()
         if order is None:
             # Parts of the newer state may lie in this peer's memory already: it can not go on with what it declared.
             raise QuorumLost(
@@ -220,3 +323,14 @@ class Exchange:
         return Target(
             version=order.version, digests=order.digests, sources=order.sources, trusted=order.trusted
         )
+
+    def _order(self) -> CatchUp | None:
+        member = self._member
+        return member.newest_catch_up() if isinstance(member, RankedMember) else member.to_catch_up()
+
+    def _check(self) -> None:
+        member = self._member
+        if isinstance(member, RankedMember):
+            member.check_alone()
+        else:
+            member.check()

@@ -13,16 +13,20 @@ from atoll.checkpoint.saver import Keeping
 from atoll.config.environment import run_token
 from atoll.config.rates import parse_rate
 from atoll.diloco.engine_slot import EngineSlot
-from atoll.diloco.exchange import Shelf
+from atoll.diloco.exchange import LONGEST_CATCH_UP_S, Shelf
+from atoll.diloco.ranked_member import AnyMember, RankedMember
 from atoll.diloco.safekeeping import Safekeeping
 from atoll.diloco.session import Session
 from atoll.errors import ConfigError
 from atoll.events import EventLog, JsonLinesSink, RunStarted, Sink
 from atoll.membership.client import Member
+from atoll.mesh.crew import Crew
+from atoll.mesh.elastic import ElasticDeviceMesh
 from atoll.network.addresses import EngineAddress, engine_address
 from atoll.network.line import Line
 from atoll.signals import leave_politely
 from atoll.state.tensors import ModelTensors
+from atoll.values import OpId
 
 
 def join(
@@ -100,28 +104,40 @@ def open_session(
     keeping: Keeping | None = None,
     fresh: bool = False,
     model: torch.nn.Module | None = None,
+    crew: Crew | None = None,
+    mesh: ElasticDeviceMesh | None = None,
 ) -> Session:
-    """`join` with everything spelled out: connects, and opens the event file `out/<peer>.jsonl`."""
+    """`join` with everything spelled out: connects, and opens the event file `out/<peer>.jsonl`. With several ranks
+    (`crew`) all of them call it: rank 0 connects and tells events, the others hear of what it hears."""
+    crew = crew or Crew.alone()
     slot = EngineSlot()
-    member = Member(
-        address=address,
-        run=run,
-        peer=peer,
-        token=token,
-        on_abort=slot.abort,
-        on_session_key=slot.renew_key,
-        on_serve=slot.serve,
-        on_probe=slot.probe,
-        wait_s=wait_s,
-    )
-    manners = leave_politely(member.leave_for)
+    wished = peer
+    peer = crew.decide(str, lambda: wished)
+    lead: Member | None = None
+    if crew.is_lead:
+        lead = Member(
+            address=address,
+            run=run,
+            peer=peer,
+            token=token,
+            on_abort=lambda op: _abort(slot, crew, op),
+            on_session_key=slot.renew_key,
+            on_serve=slot.serve,
+            on_probe=slot.probe,
+            wait_s=wait_s,
+        )
+    member: AnyMember = lead if lead and crew.num_ranks == 1 else RankedMember(crew, lead, slot.renew_key)
+    manners = leave_politely(lead.leave_for if lead is not None else (lambda reason: None))
+    crew.listen(on_abort=slot.abort, goodbye=(lambda reason: lead.leave(reason, False)) if lead else None)
     file: JsonLinesSink | None = None
     try:
         admission = member.connect()
-        file = JsonLinesSink(out / f"{peer}.jsonl") if out is not None else None
-        events = EventLog(peer, *([file] if file else []), *sinks)
+        crew.set_timeout(admission.timeouts.dead_s, LONGEST_CATCH_UP_S)
+        file = JsonLinesSink(out / f"{peer}.jsonl") if out is not None and crew.is_lead else None
+        events = EventLog(peer, *([file] if file else []), *(sinks if crew.is_lead else ()))
         events.emit(RunStarted(role="peer", run=run, settings_digest=settings_digest, pid=os.getpid()))
-    except BaseException:
+    except BaseException as error:
+        crew.close(error)
         member.close()
         if file is not None:
             file.close()
@@ -140,11 +156,18 @@ def open_session(
         events=events,
         line=line,
         shelf=shelf or Shelf(fallback=out) if out is not None else shelf,
-        safekeeping=Safekeeping(keeping, run=run, peer=peer, emit=events.emit, fresh=fresh),
+        safekeeping=Safekeeping(keeping, run=run, peer=peer, emit=events.emit, fresh=fresh, crew=crew),
         model=model,
         manners=manners,
         close_sinks=file.close if file else (lambda: None),
+        crew=crew,
+        mesh=mesh,
     )
+
+
+def _abort(slot: EngineSlot, crew: Crew, op: OpId) -> None:
+    slot.abort(op)
+    crew.tell_abort(op)
 
 
 def _rate(name: str, text: str) -> int:

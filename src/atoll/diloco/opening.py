@@ -17,13 +17,17 @@ from atoll.diloco.exchange import Exchange, Shelf
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.own_parts import hold_slots
+from atoll.diloco.ranked_member import AnyMember
 from atoll.diloco.round import Rounds
 from atoll.diloco.safekeeping import Safekeeping
 from atoll.diloco.schedule import OuterSchedule
-from atoll.events import EventLog
-from atoll.membership.client import Admission, Member
+from atoll.errors import ConfigError
+from atoll.events import EventLog, InnerStateMissed
+from atoll.membership.client import Admission
+from atoll.membership.differences import layout_difference
 from atoll.membership.leases import SlotTable
 from atoll.membership.messages import CatchUp, Declare, Scalar
+from atoll.mesh.crew import Crew
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
 from atoll.plan.grid import Grid
@@ -31,7 +35,7 @@ from atoll.recovery.pursuit import UNUSABLE
 from atoll.state.feedback import Share, chosen_beta
 from atoll.state.inner_state import InnerState
 from atoll.state.tensors import ModelTensors
-from atoll.values import Range, RankInfo
+from atoll.values import ParameterInfo, Range, RankInfo
 
 _OWN_BYTES = 12
 """About what a save has of a peer's own for each parameter: AdamW's two moments, and a residual."""
@@ -55,7 +59,8 @@ class Opening:
 
     run: str
     peer: str
-    member: Member
+    member: AnyMember
+    crew: Crew
     admission: Admission
     slot: EngineSlot
     engine: EngineAddress
@@ -81,7 +86,11 @@ class Opening:
         data: Data,
     ) -> Opened:
         """As `Session.open_rounds` says. Blocks until this peer is in the run."""
-        state = OuterState(tensors.read())
+        crew = self.crew
+        self._compare_ranks(tensors)
+        state = OuterState(
+            tensors.read(), tensors.ranges, numel=tensors.layout.numel, sum_tables=crew.sum_tables
+        )
         resumed = self.safekeeping.resume(state)
         if not resumed and not holds_start:
             state.version = UNUSABLE
@@ -97,9 +106,10 @@ class Opening:
             member=self.member,
             admission=self.admission,
             engine=self.engine,
-            line=self.line,
+            line=self._own_line(),
+            rank=crew.rank,
         )
-        give = inner if joiner == "donor" else None
+        give = inner if joiner == "donor" and self._can_give_inner() else None
         exchange = self._open_exchange(grid.numel, InnerState(give, tensors) if give is not None else None)
         rounds = Rounds(
             peer=self.peer,
@@ -115,9 +125,11 @@ class Opening:
             beat=self.beat,
             onlooker=exchange,
             data=data,
+            crew=crew,
         )
-        rank = self._rank(comm.port, exchange.port, grid.numel)
-        declared = self._declaration(state, schedule, settings, tensors, rank, data, slots)
+        ranks = tuple(crew.share(RankInfo, self._rank(comm.port, exchange.port, tensors.ranges)))
+        rounds.know(self.peer, {self.peer: ranks})
+        declared = self._declaration(state, schedule, settings, tensors, ranks, data, slots)
         view = self.member.declare(declared, lambda: exchange.stage_if_due(state))
         joined_late = isinstance(view, CatchUp)
         if isinstance(view, CatchUp):
@@ -137,6 +149,8 @@ class Opening:
             missed=lambda: self.member.to_catch_up() is not None,
             catch_up=exchange.catch_up,
             carry=late == "carry",
+            hear=self.member.check if crew.num_ranks > 1 else (lambda: None),
+            crew=crew,
         )
         return Opened(loop, exchange, tuple(sorted(view.members)), joined_late)
 
@@ -152,16 +166,47 @@ class Opening:
             emit=self.events.emit,
             inner=inner,
             own_bytes=_OWN_BYTES * numel if self.safekeeping.saves else 0,
+            crew=self.crew,
         )
         return self.slot.exchange
 
-    def _rank(self, port: int, sidecar_port: int, numel: int) -> RankInfo:
+    def _compare_ranks(self, tensors: ModelTensors) -> None:
+        """Raises ConfigError, on all ranks, if they do not hold the same model."""
+        if len(set(self.crew.share(str, tensors.layout_digest()))) == 1:
+            return
+        layouts = self.crew.share(tuple[ParameterInfo, ...], tensors.layout.parameters)
+        first, *others = ({each.name: each for each in layout} for layout in layouts)
+        for rank, other in enumerate(others, start=1):
+            if reason := layout_difference(first, other, f"rank {rank}"):
+                break
+        else:
+            reason = "they freeze or shard other parameters"
+        raise ConfigError(
+            f"the ranks of {self.peer} hold different models: {reason}; build the same model on all of them"
+        )
+
+    def _can_give_inner(self) -> bool:
+        if self.crew.num_ranks == 1:
+            return True
+        why = f"{self.peer} has {self.crew.num_ranks} ranks, each with a part of it (inner.joiner = donor)"
+        self.events.emit(InnerStateMissed(reason=why))
+        return False
+
+    def _own_line(self) -> Line:
+        """This rank's share of the peer's line."""
+        ranks = self.crew.num_ranks
+        return Line(
+            -(-self.line.max_up // ranks), -(-self.line.max_down // ranks), self.line.congestion
+        )
+
+    def _rank(self, port: int, sidecar_port: int, ranges: tuple[Range, ...]) -> RankInfo:
+        line = self._own_line()
         return RankInfo(
             host=self.engine.advertise,
             port=port,
-            ranges=(Range(0, numel),),
-            max_up=self.line.max_up,
-            max_down=self.line.max_down,
+            ranges=ranges,
+            max_up=line.max_up,
+            max_down=line.max_down,
             sidecar_port=sidecar_port,
         )
 
@@ -171,14 +216,14 @@ class Opening:
         schedule: OuterSchedule,
         settings: Mapping[str, Scalar],
         tensors: ModelTensors,
-        rank: RankInfo,
+        ranks: tuple[RankInfo, ...],
         data: Data,
         slots: SlotTable | None,
     ) -> Declare:
         return Declare(
             layout=tensors.layout.parameters,
             settings={**settings, "model.frozen": tensors.frozen_digest()},
-            ranks=(rank,),
+            ranks=ranks,
             version=state.version,
             round=state.round,
             digest=state.digest(),

@@ -17,6 +17,7 @@ from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.diloco.work import Work
 from atoll.errors import Diverged, QuorumLost
 from atoll.events import Event, RoundApplied
+from atoll.mesh.crew import Crew
 from atoll.state.feedback import ErrorFeedback
 from atoll.state.tensors import ModelTensors
 
@@ -38,8 +39,11 @@ class OuterLoop:
         missed: Callable[[], bool] = lambda: False,
         catch_up: Callable[[OuterState], object] = lambda state: None,
         carry: bool = False,
+        hear: Callable[[], None] = lambda: None,
+        crew: Crew | None = None,
     ) -> None:
-        """`missed` says whether the run went on without this peer; `catch_up` brings the state to the newest version,
+        """With several ranks all of them call the methods here at the same line, and `hear` tells each what rank 0 has
+        heard by then. `missed` says whether the run went on without this peer; `catch_up` brings the state to the newest version,
         however long that takes. With `carry`, work that the run did not wait for is not dropped, but part of the next
         update."""
         self.state = state
@@ -49,6 +53,7 @@ class OuterLoop:
         self._tensors, self._rounds, self._clock = tensors, rounds, clock
         self._freeze_requested, self._progress, self._emit = freeze_requested, progress, emit
         self._missed, self._catch_up, self._carry = missed, catch_up, carry
+        self._hear, self._crew = hear, crew or Crew.alone()
         self._delta = np.empty_like(state.anchor)
         self.last_commit: RoundReport | None = None
         self._steps_in_round = 0
@@ -96,6 +101,7 @@ class OuterLoop:
         self.work.add(tokens, loss)
         self._steps_in_round += 1
         self._progress(self.run_step)
+        self._hear()
         self._rounds.onlooker.stage_if_due(self.state)
         if self._missed():
             self.work.train_s += self._clock.now_s() - self._started_s
@@ -127,7 +133,7 @@ class OuterLoop:
         lost = not report.committed and self.finished()
         if report.committed or report.left_out or lost:
             self._tensors.write(self.state.anchor)
-        if report.left_out and not np.isfinite(self._delta).all():
+        if report.left_out and not all(self._crew.share(bool, bool(np.isfinite(self._delta).all()))):
             self.on_reset()
         report.phases.apply_s += self._clock.now_s() - adopting_s
         self._record(report, compute_s)
@@ -163,7 +169,8 @@ class OuterLoop:
         before = self.state.anchor.copy() if self._carry and self.work.steps else None
         version = self.state.version
         self._catch_up(self.state)
-        if before is not None and self.state.version > version and self._rounds.data.is_unbroken():
+        carried = before is not None and self.state.version > version
+        if before is not None and carried and self._crew.decide(bool, self._rounds.data.is_unbroken):
             local = self._tensors.read()
             local += self.state.anchor - before
             self._tensors.write(local)

@@ -7,25 +7,34 @@ are on the training thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 
 from atoll import log
 from atoll.checkpoint.description import DESCRIPTION, Description, write_description
+from atoll.checkpoint.folder import CheckpointFolder
 from atoll.checkpoint.own_part import OwnPart, Stateful, Taken, random_states, set_random_states
 from atoll.checkpoint.resume import Resumption, fetch_latest, newest
-from atoll.checkpoint.saver import Keeping, Saver, Staging
+from atoll.checkpoint.saver import Keeping, Saver
 from atoll.checkpoint.trees import put_together
+from atoll.diloco.exchange import Exchange
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
+from atoll.diloco.own_ranks import RankedPart, part_of_rank
+from atoll.diloco.scribe import Page, write_state
 from atoll.errors import LocalError
 from atoll.events import Event, Resumed
+from atoll.kernels import Floats
+from atoll.mesh.crew import Crew
+from atoll.state.elsewhere import OwnBytes
 from atoll.state.layout import Layout
+from atoll.state.manifest import Vector
+from atoll.state.snapshot import read_elements, read_manifest
 
 LAST_SAVE_S: Final = 300.0
 """The longest that an exit waits for the last save; the writer then goes on by itself."""
@@ -34,17 +43,43 @@ RANDOM: Final = "random"
 _log = log.get(__name__)
 
 
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 found to go on from; no `folder`: nothing. `own` is the file of this peer's own part, if it has
+    one."""
+
+    folder: str = ""
+    version: int = -1
+    round: int = 0
+    step: int = 0
+    term: int = 0
+    own: str = ""
+    own_state: dict[str, Any] = {}
+    remarks: tuple[str, ...] = ()
+
+
 class Safekeeping:
     """Made when a session opens; without a `keeping` it does nothing."""
 
     def __init__(
-        self, keeping: Keeping | None, *, run: str, peer: str, emit: Callable[[Event], None], fresh: bool
+        self,
+        keeping: Keeping | None,
+        *,
+        run: str,
+        peer: str,
+        emit: Callable[[Event], None],
+        fresh: bool,
+        crew: Crew | None = None,
     ) -> None:
-        """`fresh`: what is there is not read, and replaced version by version."""
+        """`fresh`: what is there is not read, and replaced version by version. With several ranks (`crew`) all of them
+        call the methods here at the same line; rank 0 has the writer."""
+        self._crew = crew or Crew.alone()
         self._keeping, self._run, self._peer, self._emit, self._fresh = keeping, run, peer, emit, fresh
         self._saver: Saver | None = None
+        self._exchange: Exchange | None = None
         self._own = OwnPart()
         self._resumption: Resumption | None = None
+        self._found = _Found()
+        self._cut_otherwise = False
         self._waiting: dict[str, Any] = {}  # what was saved, and nobody asked for yet
         self._tensors: dict[str, torch.Tensor] = {}
         self._remarks: list[str] = []
@@ -55,29 +90,67 @@ class Safekeeping:
 
     def resume(self, state: OuterState) -> bool:
         """Load the newest checkpoint into `state`, if there is one. Raises LocalError if it is another run's."""
-        keeping = self._keeping
+        keeping, crew = self._keeping, self._crew
         if keeping is None or self._fresh:
             return False
+        found = crew.decide(_Found, lambda: self._find(keeping, state))
+        if not found.folder:
+            return False
+        if crew.num_ranks == 1:
+            assert self._resumption is not None
+            state.anchor[:], state.velocity[:] = self._resumption.state.anchor, self._resumption.state.velocity
+        else:
+            crew.agree(bool, lambda: self._read_ranges(Path(found.folder), state))
+        state.version, state.round, state.step = found.version, found.round, found.step
+        self._found = found
+        self._remarks = list(found.remarks)
+        if found.own:
+            self._waiting, remark = part_of_rank(found.own_state, crew.rank, crew.num_ranks)
+            self._cut_otherwise = bool(remark)
+            self._remarks += [remark] if remark else []
+            with safe_open(found.own, "pt") as file:
+                prefixed = f"rank{crew.rank}/"
+                names = [name for name in file.keys() if crew.rank == 0 or name.startswith(prefixed)]  # noqa: SIM118
+                self._tensors = {} if remark and crew.rank else {name: file.get_tensor(name) for name in names}
+        return True
+
+    def _find(self, keeping: Keeping, state: OuterState) -> _Found:
+        """On rank 0."""
         found = self._newest(keeping.path, state)
         if found is None and self._fetch(keeping):
             found = self._newest(keeping.path, state)
         if found is None:
-            return False
-        state.anchor[:], state.velocity[:] = found.state.anchor, found.state.velocity
-        state.version, state.round, state.step = found.state.version, found.state.round, found.state.step
+            return _Found()
         self._resumption = found
-        self._remarks = list(found.remarks)
-        if found.own is not None:
-            manifest, path = found.own
-            self._waiting = dict(manifest.state)
-            self._tensors = load_file(path)
+        manifest, path = found.own or (None, "")
+        return _Found(
+            folder=str(CheckpointFolder(keeping.path).shared(found.state.version)),
+            version=found.state.version,
+            round=found.state.round,
+            step=found.state.step,
+            term=found.term,
+            own=str(path),
+            own_state=manifest.state if manifest is not None else {},
+            remarks=found.remarks,
+        )
+
+    @staticmethod
+    def _read_ranges(folder: Path, state: OuterState) -> bool:
+        """Rank 0 has checked every byte."""
+        manifest = read_manifest(folder)
+        vectors: tuple[tuple[Vector, Floats], ...] = (("anchor", state.anchor), ("velocity", state.velocity))
+        for vector, values in vectors:
+            at = 0
+            for each in state.ranges:
+                read_elements(folder, manifest, vector, each.start, values[at : at + each.stop - each.start])
+                at += each.stop - each.start
         return True
 
     def _fetch(self, keeping: Keeping) -> bool:
         return bool(keeping.remote) and fetch_latest(keeping.remote, keeping.path, self._peer, self._emit)
 
     def _newest(self, path: Path, state: OuterState) -> Resumption | None:
-        return newest(path, run=self._run, peer=self._peer, numel=state.anchor.size, emit=self._emit)
+        return newest(path, run=self._run, peer=self._peer, numel=state.numel, emit=self._emit)
 
     @property
     def saves(self) -> bool:
@@ -86,12 +159,12 @@ class Safekeeping:
     @property
     def has_own_part(self) -> bool:
         """Whether the inner optimizer goes on with what it knew."""
-        return self._resumption is not None and self._resumption.own is not None
+        return bool(self._found.own) and not self._cut_otherwise
 
     @property
     def term(self) -> int:
         """The term under which the version that this peer begins with was committed; 0 for a new one."""
-        return self._resumption.term if self._resumption else 0
+        return self._found.term
 
     def others(self, name: str) -> dict[str, Any]:
         """What other peers' parts of the same checkpoint, as far as they lie here, hold under this name; by peer."""
@@ -117,15 +190,20 @@ class Safekeeping:
 
     # ---- saving ----------------------------------------------------------------------------------------------------
 
-    def open(self, staging: Staging, loop: OuterLoop, layout: Layout) -> None:
+    def open(self, exchange: Exchange, loop: OuterLoop, layout: Layout) -> None:
         """The session has an engine and a loop; what it holds may be saved."""
         if self._keeping is None:
             return
-        self._describe(self._keeping, layout)
+        self._exchange = exchange
+        if self._crew.is_lead:
+            self._describe(self._keeping, layout)
         self._handled = loop.state.version
         self.hold(RANDOM, random_states, set_random_states)
-        self._saver = Saver(self._keeping, run=self._run, peer=self._peer, staging=staging, emit=self._emit)
-        self._saver.start(loop.state)
+        if exchange.staging is not None:
+            self._saver = Saver(
+                self._keeping, run=self._run, peer=self._peer, staging=exchange.staging, emit=self._emit
+            )
+            self._saver.start(loop.state)
 
     def _describe(self, keeping: Keeping, layout: Layout) -> None:
         """Not worth a run's life: without it a checkpoint is whole, but its parameters have no names."""
@@ -143,88 +221,121 @@ class Safekeeping:
 
     def safe_point(self, loop: OuterLoop) -> None:
         """Save, if the last commit is to be saved; the first time, take up where the saved run stood."""
-        if self._saver is None:
+        if self._exchange is None:
             return
         if not self._settled:
             self._settle(loop)
-        self._saver.look()
+        if self._saver is not None:
+            self._saver.look()
         last = loop.last_commit
         if last is None or not last.saves or last.version <= self._handled:
             return
         self._handled = last.version
         if last.version != loop.state.version:
-            self._saver.skip(last.version, f"the run went on to version {loop.state.version} first")
-            return
-        if loop.steps_in_round:
+            self._skip(last.version, f"the run went on to version {loop.state.version} first")
+        elif loop.steps_in_round:
             why = "no safe point came between its commit and the next inner step; call session.safe_point() there"
-            self._saver.skip(last.version, why)
-            return
-        self._save(loop)
+            self._skip(last.version, why)
+        else:
+            self._save(loop)
+
+    def _skip(self, version: int, why: str) -> None:
+        if self._saver is not None:
+            self._saver.skip(version, why)
 
     def finish(self, loop: OuterLoop) -> None:
         """The loop is over: its last version is saved, whether or not it was named."""
         last = loop.last_commit
-        if self._saver is None or last is None or last.version <= self._handled:
+        if self._exchange is None or last is None or last.version <= self._handled:
             return
         if last.version == loop.state.version and not loop.steps_in_round and last.uploader:
             self._handled = last.version
-            self._saver.wait(LAST_SAVE_S)
+            if self._saver is not None:
+                self._saver.wait(LAST_SAVE_S)
             self._save(loop)
 
     def part(self, loop: OuterLoop) -> None:
         """The run can not go on, or not with this peer: what it holds is kept, if no save has it. Inside a round that
         is the anchor and its momentum, without a part of its own: weights and inner optimizer are ahead of them."""
         last = loop.last_commit
-        if self._saver is None or last is None or not last.uploader or last.version != loop.state.version:
+        if self._exchange is None or last is None or not last.uploader or last.version != loop.state.version:
             return
-        self._saver.look()
-        if not self._saver.has(last.version):
-            self._saver.wait(LAST_SAVE_S)
+        version = last.version
+        if not self._crew.decide(bool, lambda: self._has(version)):
             self._save(loop, with_own=not loop.steps_in_round)
 
     def close(self, patience_s: float = LAST_SAVE_S) -> None:
         if self._saver is not None:
             self._saver.close(patience_s)
 
+    def _has(self, version: int) -> bool:
+        """On rank 0: whether a save has this version. If none has, there is room for one now."""
+        assert self._saver is not None
+        self._saver.look()
+        if self._saver.has(version):
+            return True
+        self._saver.wait(LAST_SAVE_S)
+        return False
+
     def _save(self, loop: OuterLoop, *, with_own: bool = True) -> None:
-        saver, last = self._saver, loop.last_commit
-        assert saver is not None
+        last, exchange = loop.last_commit, self._exchange
         assert last is not None
-        if not saver.is_free(last.version):
+        assert exchange is not None
+        if not self._crew.decide(bool, lambda: self._saver is not None and self._saver.is_free(last.version)):
             return
+        state = loop.state
+        taken: Taken | RankedPart | None = None
         try:
-            taken = self._own.take() if with_own else Taken({}, [])
+            if with_own:
+                alone = self._crew.num_ranks == 1
+                taken = self._own.take() if alone else RankedPart(self._own, self._crew)
         except LocalError as error:
-            saver.fail(last.version, str(error))
+            if self._saver is not None:
+                self._saver.fail(last.version, str(error))
             return
-        saver.save(
-            loop.state,
-            loop.state.tables,
-            taken.parts,
-            msgspec.json.encode(taken.state) if with_own else b"",
-            digest=last.digest,
-            term=last.term,
-            uploads=last.uploader == self._peer,
-        )
+
+        def work() -> None:
+            own: Sequence[OwnBytes] = []
+            if taken is not None:
+                own = taken.parts if isinstance(taken, Taken) else taken.parts(exchange.scribe)
+            assert self._saver is not None
+            self._saver.save(
+                state,
+                state.tables,
+                own,
+                msgspec.json.encode(taken.state) if taken is not None else b"",
+                digest=last.digest,
+                term=last.term,
+                uploads=last.uploader == self._peer,
+                put=exchange.put_state if self._crew.num_ranks > 1 else None,
+            )
+
+        def write_own(page: Page) -> None:
+            assert isinstance(taken, RankedPart)
+            taken.write(page, is_lead=self._crew.is_lead)
+
+        if self._crew.num_ranks > 1 and state.tables is None:
+            state.digest()
+        exchange.scribe.together({"state": lambda page: write_state(page, state), "own": write_own}, work)
 
     def _settle(self, loop: OuterLoop) -> None:
         self._settled = True
-        found = self._resumption
-        if found is None:
+        found = self._found
+        if not found.folder:
             return
         if RANDOM in self._waiting:
             set_random_states(put_together(self._waiting.pop(RANDOM), self._tensors))
         if self._waiting:
             self.remark(f"nothing here takes what was saved of {', '.join(sorted(self._waiting))}: dropped")
-        if loop.state.version != found.state.version:
+        if loop.state.version != found.version:
             self.remark(f"the run stands at version {loop.state.version}, which was fetched from other peers")
         assert self._keeping is not None
         self._emit(
             Resumed(
-                version=found.state.version,
-                step=found.state.step,
+                version=found.version,
+                step=found.step,
                 path=str(self._keeping.path),
-                own_part=found.own is not None,
+                own_part=self.has_own_part,
                 remarks=tuple(self._remarks),
             )
         )

@@ -21,13 +21,15 @@ from atoll.diloco.exchange import Shelf
 from atoll.diloco.opening import Opening
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.own_parts import hold_buffers, hold_training
+from atoll.diloco.ranked_member import AnyMember
 from atoll.diloco.safekeeping import LAST_SAVE_S, Safekeeping
 from atoll.diloco.schedule import OuterSchedule
 from atoll.errors import ConfigError, QuorumLost, Unreachable
 from atoll.events import EventLog, RunEnded
-from atoll.membership.client import Admission, Member
+from atoll.membership.client import Admission
 from atoll.membership.leases import Reads, SlotTable
 from atoll.membership.messages import Scalar, View
+from atoll.mesh.crew import Crew
 from atoll.mesh.elastic import ElasticDeviceMesh, PeerSet
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
@@ -49,7 +51,7 @@ class Session:
         *,
         run: str,
         peer: str,
-        member: Member,
+        member: AnyMember,
         admission: Admission,
         slot: EngineSlot,
         engine: EngineAddress,
@@ -64,7 +66,10 @@ class Session:
         manners: Manners | None = None,
         close_sinks: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
+        crew: Crew | None = None,
+        mesh: ElasticDeviceMesh | None = None,
     ) -> None:
+        self.crew = crew or Crew.alone()
         self.run, self.peer, self.inner, self.total_steps = run, peer, inner, total_steps
         self.admission = admission
         self.events = events
@@ -77,6 +82,7 @@ class Session:
             run=run,
             peer=peer,
             member=member,
+            crew=self.crew,
             admission=admission,
             slot=slot,
             engine=engine,
@@ -91,9 +97,10 @@ class Session:
         self._followed: list[Any] = []
         self._start_members: tuple[str, ...] = ()
         self.joined_late = False
-        self.mesh = ElasticDeviceMesh()
+        self.mesh = mesh or ElasticDeviceMesh()
         self._exhausted = False
         self._closed = False
+        self._error: BaseException | None = None
 
     # ---- opening -----------------------------------------------------------------------------------------------
 
@@ -142,7 +149,7 @@ class Session:
         self._loop = opened.loop
         self._loop.on_reset = self._reset_inner
         self._loop.on_jump = self._advance_followed
-        self.safekeeping.open(opened.exchange.staging, self._loop, tensors.layout)
+        self.safekeeping.open(opened.exchange, self._loop, tensors.layout)
         hold_training(self.safekeeping, self._loop, self.inner)
         if self._model is not None:
             self.hold_buffers(self._model)
@@ -289,9 +296,10 @@ class Session:
             return
         self._closed = True
         self.safekeeping.close(_HURRY_S)
-        self.mesh.close()
         self._slot.close()
         self._member.close()
+        self.crew.close(self._error)
+        self.mesh.close()
         self._close_sinks()
         if self._manners is not None:
             self._manners.close()
@@ -307,11 +315,15 @@ class Session:
         )
         if self._manners is not None:
             self._manners.leaving()
+        self._error = error
+        parts = isinstance(error, QuorumLost | Unreachable)  # of which all ranks heard at the same line
+        if error is not None and not parts:
+            self.crew.tell_end(error)  # before anything that waits: the others may be in the middle of a step
         done, reason = (False, str(error) or type(error).__name__) if error is not None else self._goodbye()
         try:
             if error is None and self._loop is not None and self._loop.finished():
                 self.safekeeping.finish(self._loop)
-            elif isinstance(error, QuorumLost | Unreachable) and self._loop is not None:
+            elif parts and self._loop is not None:
                 self.safekeeping.part(self._loop)
             self.leave(reason, done=done)
             self.safekeeping.close(LAST_SAVE_S if code < _BY_SIGNAL else _HURRY_S)

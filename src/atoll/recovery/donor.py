@@ -28,9 +28,10 @@ from atoll.membership.gate import listen_on
 from atoll.recovery.folder import RAM, StagingFolder, make_folder
 from atoll.recovery.priority import go_last
 from atoll.recovery.sidecar.orders import Order, Settings
-from atoll.recovery.staging import SLACK_BYTES, OwnSlot, Put, Slots, staged_bytes
+from atoll.recovery.staging import SLACK_BYTES, OwnSlot, Slots, staged_bytes
 from atoll.recovery.update import Update
 from atoll.recovery.update_log import UpdateLog
+from atoll.state.elsewhere import OwnBytes, Put
 from atoll.state.snapshot import SharedState
 
 _COMMAND: Final = (sys.executable, "-m", "atoll.recovery.sidecar")
@@ -159,7 +160,7 @@ class Donor:
         self,
         state: SharedState,
         tables: Sequence[Table] | None,
-        own: Sequence[memoryview],
+        own: Sequence[OwnBytes],
         put: Put | None = None,
     ) -> tuple[Path, Path]:
         """Stage a version that is to be saved, and this peer's own part, which `own` are the bytes of: the snapshot's
@@ -211,6 +212,21 @@ class Donor:
             self._updates.keep(update, data, self._slots.versions)
         except (OSError, LocalError) as error:
             _log.warning("update %d is not kept: %s", update.version, error)
+
+    def scratch(self, name: str, size_bytes: int, numel: int) -> Path:
+        """A file of so many bytes in the staging folder, which other ranks of this peer write into, with a state of
+        `numel` elements. What it held before is still in it. Raises OSError or LocalError if there is no room."""
+        self._make_folder(self._needed_bytes(numel) + size_bytes)
+        assert self._folder is not None
+        path = self._folder.path / name
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.fstat(fd).st_size != size_bytes:
+                os.ftruncate(fd, 0)
+                os.posix_fallocate(fd, 0, size_bytes)
+        finally:
+            os.close(fd)
+        return path
 
     def yield_to_round(self, moving: bool) -> None:
         """While `moving`, the sidecar keeps to its floor rate."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,7 @@ from atoll.kernels import Table
 from atoll.recovery import inner as inners
 from atoll.recovery.held import INNER_DATA, INNER_HEAD, SNAPSHOTS, HeldSnapshot
 from atoll.state import manifest as manifests
+from atoll.state.elsewhere import Elsewhere, OwnBytes, Put
 from atoll.state.manifest import MANIFEST, VALUE_BYTES, VECTORS, Manifest, Shard
 from atoll.state.snapshot import SharedState, manifest_of, shard_header, shard_of
 
@@ -34,10 +35,6 @@ SLACK_BYTES: Final = 1 << 20
 """What headers and a manifest take at most."""
 
 _SHARD = "shard-00000.safetensors"
-
-Put = Callable[[Path, int, int], None]
-"""Writes a state that lies on several ranks: into this file, the anchor at this byte and the velocity at that one. Raises
-OSError."""
 
 _log = log.get(__name__)
 
@@ -207,14 +204,17 @@ class OwnSlot:
         """Take room for so many bytes now. Raises OSError if there is none."""
         os.close(self._with_room(size_bytes))
 
-    def fill(self, parts: Sequence[memoryview]) -> Path:
+    def fill(self, parts: Sequence[OwnBytes]) -> Path:
         """Write these bytes one after the other. Raises OSError if there is no room. The file may be longer."""
         size_bytes = sum(part.nbytes for part in parts)
         fd = self._with_room(size_bytes)
         try:
             at = 0
             for part in parts:
-                _write(self._slot, fd, part, at)
+                if isinstance(part, Elsewhere):
+                    part.put(self._slot.folder, at)
+                else:
+                    _write(self._slot, fd, part, at)
                 at += part.nbytes
         finally:
             os.close(fd)
