@@ -49,6 +49,7 @@ THREAD_OWNERS = {
     "membership/client.py",
     "membership/etcd_client.py",
     "membership/link.py",
+    "mesh/watch.py",
     "recovery/fetching.py",
     "signals.py",
     "state/snapshot.py",

@@ -92,3 +92,49 @@ def test_frozen_parameters_are_compared_by_digest() -> None:
 def test_a_model_without_trainable_elements_is_refused() -> None:
     with pytest.raises(ConfigError, match="no trainable element"):
         ModelTensors([("a", nn.Parameter(torch.zeros(3), requires_grad=False))])
+
+
+def test_what_must_be_equal_on_all_ranks_has_a_digest() -> None:
+    def digest(change: str) -> str:
+        model = Awkward()
+        if change == "frozen":
+            model.odd.requires_grad_(False)
+        elif change == "shape":
+            model.odd = nn.Linear(1022, 1, bias=False)
+        elif change == "dtype":
+            model.odd.half()
+        elif change == "frozen shape":
+            model.frozen = nn.Linear(3, 4).requires_grad_(False)
+        elif change == "values":
+            model.odd.weight.data.zero_()
+        return named(model).layout_digest()
+
+    assert digest("") == digest("values")
+    assert len({digest(each) for each in ("", "frozen", "shape", "dtype", "frozen shape")}) == 5
+
+
+def test_a_model_without_values_is_refused() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"parameter 'bias' has no values yet \(device meta\)"):
+        named(model)
+
+
+def test_a_vector_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 7 elements, this rank owns 6"):
+        named(nn.Linear(2, 2)).write(np.zeros(7, np.float32))
+
+
+def test_large_parameters_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = named(Awkward()).read()
+    monkeypatch.setattr("atoll.state.own_rows.BLOCK", 4)
+    model = Awkward()
+    tensors = named(model)
+    assert np.array_equal(tensors.read(), whole)
+    digest = tensors.frozen_digest()
+    tensors.write(whole + 1)
+    delta = np.empty_like(whole)
+    tensors.subtract_from(whole, delta)
+    assert np.allclose(delta, -1, atol=2e-2)
+    monkeypatch.undo()
+    assert digest == named(Awkward()).frozen_digest()

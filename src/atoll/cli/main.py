@@ -49,7 +49,7 @@ has the token, `atoll status HOST:7070` tells how the run stands.
 
 EPILOGUE = """Exit codes: 0 done; 2 usage or config; 3 this machine (port in use, no space); 4 cannot reach; \
 5 refused (token, version, other model or settings); 6 quorum lost; 7 diverged or not finite; 8 data; \
-130 and 143 stopped by SIGINT and SIGTERM."""
+9 another rank of the same peer is lost; 130 and 143 stopped by SIGINT and SIGTERM."""
 
 COMMANDS = {
     "demo": demo,

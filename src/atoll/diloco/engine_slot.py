@@ -60,9 +60,7 @@ class EngineSlot:
         except ValueError as error:
             raise ConfigError(f"net.congestion: {error}") from None
         if rank == 0:
-            self.prober = Prober(
-                peer, self.comm, lambda links, failed: member.probed(Probed(links, failed))
-            )
+            self.prober = Prober(peer, self.comm, lambda links, failed: member.probed(Probed(links, failed)))
         return self.comm
 
     def close(self) -> None:

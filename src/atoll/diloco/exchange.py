@@ -18,7 +18,7 @@ import numpy as np
 from atoll import log
 from atoll.diloco.outer import OuterState
 from atoll.diloco.ranked_member import AnyMember, RankedMember
-from atoll.diloco.scribe import Page, Scribe, read_state, whole_of, write_state
+from atoll.diloco.scribe import Scribe, read_state, whole_of, write_state
 from atoll.errors import AtollError, LocalError, QuorumLost, Unreachable
 from atoll.events import CaughtUp as CaughtUpEvent
 from atoll.events import Event, InnerStateMissed, InnerStateTaken, SnapshotStaged

@@ -195,9 +195,7 @@ class Opening:
     def _own_line(self) -> Line:
         """This rank's share of the peer's line."""
         ranks = self.crew.num_ranks
-        return Line(
-            -(-self.line.max_up // ranks), -(-self.line.max_down // ranks), self.line.congestion
-        )
+        return Line(-(-self.line.max_up // ranks), -(-self.line.max_down // ranks), self.line.congestion)
 
     def _rank(self, port: int, sidecar_port: int, ranges: tuple[Range, ...]) -> RankInfo:
         line = self._own_line()

@@ -98,7 +98,10 @@ class Safekeeping:
             return False
         if crew.num_ranks == 1:
             assert self._resumption is not None
-            state.anchor[:], state.velocity[:] = self._resumption.state.anchor, self._resumption.state.velocity
+            state.anchor[:], state.velocity[:] = (
+                self._resumption.state.anchor,
+                self._resumption.state.velocity,
+            )
         else:
             crew.agree(bool, lambda: self._read_ranges(Path(found.folder), state))
         state.version, state.round, state.step = found.version, found.round, found.step
@@ -111,7 +114,9 @@ class Safekeeping:
             with safe_open(found.own, "pt") as file:
                 prefixed = f"rank{crew.rank}/"
                 names = [name for name in file.keys() if crew.rank == 0 or name.startswith(prefixed)]  # noqa: SIM118
-                self._tensors = {} if remark and crew.rank else {name: file.get_tensor(name) for name in names}
+                self._tensors = (
+                    {} if remark and crew.rank else {name: file.get_tensor(name) for name in names}
+                )
         return True
 
     def _find(self, keeping: Keeping, state: OuterState) -> _Found:

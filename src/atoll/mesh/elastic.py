@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from atoll.errors import LocalError
+from atoll.mesh.group import LOOPBACK, RankGroup
 from atoll.values import LinkRate
 
 RANKS = "ranks"
@@ -43,9 +44,11 @@ class PeerSet:
 class ElasticDeviceMesh:
     """Both worlds of one rank. `peers` is the outer set, `local` the mesh of this peer's ranks."""
 
-    def __init__(self, device_type: str = "cpu") -> None:
-        """`device_type` as torch spells it ("cpu", "cuda"). Makes nothing yet."""
+    def __init__(self, device_type: str = "cpu", group: RankGroup | None = None) -> None:
+        """`device_type` as torch spells it ("cpu", "cuda"); `group` is that of this peer's ranks, if it was opened
+        (`mesh.group`), and ends with the mesh. Makes nothing yet."""
         self._device_type = device_type
+        self._group = group
         self._local: DeviceMesh | None = None
         self._own_group = False
         self._peers = PeerSet()
@@ -59,7 +62,7 @@ class ElasticDeviceMesh:
     def local(self) -> DeviceMesh:
         """A one-dimensional mesh (`ranks`) over this peer's ranks, fixed for the life of the process.
 
-        Made at the first use, over the process group that is there (torchrun's). Without one this peer has one rank:
+        Made at the first use, over the process group that is there (`mesh.group`'s, or the program's own). Without one this peer has one rank:
         a group of it alone is made, which no other machine can reach. Raises LocalError if the ranks form no mesh.
         """
         if self._local is None:
@@ -90,13 +93,15 @@ class ElasticDeviceMesh:
         if self._device_type == "cpu":
             # gloo listens, if only for itself: by default on the address that the host's name has
             backend, options = "gloo", dist.ProcessGroupGloo._Options()  # type: ignore[missing-attribute]
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, pg_options=options)
         self._own_group = True
 
     def close(self) -> None:
-        """End the group, if it was made here. Idempotent."""
+        """End the group, if it was made here or given. Idempotent."""
         self._local = None
+        if self._group is not None:
+            self._group.close()
         if self._own_group and dist.is_initialized():
             dist.destroy_process_group()
         self._own_group = False
