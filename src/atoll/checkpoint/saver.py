@@ -117,7 +117,8 @@ class Saver:
         put: Put | None = None,
     ) -> None:
         """Copy the state, and let the writer have it. `own` are the bytes of the own part's safetensors file, and
-        `own_state` its JSON; b"": the shared part alone. `put` writes a state that lies on several ranks. Only while `is_free`. Blocks for the copy."""
+        `own_state` its JSON; b"": the shared part alone. `put` has a state written that lies on
+        several ranks. Only while `is_free`. Blocks for the copy."""
         assert self._under_way is None, "one save at a time"
         began_s = time.monotonic()
         try:

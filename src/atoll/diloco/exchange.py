@@ -18,7 +18,7 @@ import numpy as np
 from atoll import log
 from atoll.diloco.outer import OuterState
 from atoll.diloco.ranked_member import AnyMember, RankedMember
-from atoll.diloco.scribe import Scribe, read_state, whole_of, write_state
+from atoll.diloco.scribe import Scribe, read_state, whole_of, write_bytes, write_state
 from atoll.errors import AtollError, LocalError, QuorumLost, Unreachable
 from atoll.events import CaughtUp as CaughtUpEvent
 from atoll.events import Event, InnerStateMissed, InnerStateTaken, SnapshotStaged
@@ -166,9 +166,9 @@ class Exchange:
         """On rank 0, while something is staged: all ranks write their ranges."""
         self.scribe.put("state", path, anchor_at, velocity_at)
 
-    def keep(self, update: Update, data: Bytes, runs: Sequence[Run] = ()) -> None:
-        """A commit, for those who come after it. `data` are this rank's finished bytes: `runs` say where in the update
-        they lie; () if they are all of it."""
+    def keep(self, update: Update, data: Bytes, places: Sequence[slice] = ()) -> None:
+        """A commit, for those who come after it. `data` are this rank's finished bytes; they lie, one after the other, at
+        these `places` of the update's."""
         if self._crew.num_ranks == 1:
             self._donor.keep(update, data)
             return
@@ -182,7 +182,7 @@ class Exchange:
                 return
             self._donor.keep(update, np.memmap(path, dtype=np.uint8, mode="r", shape=(update.wire_bytes,)))
 
-        self.scribe.together({"wire": lambda page: write_runs(page, data, runs)}, work)
+        self.scribe.together({"wire": lambda page: write_bytes(page, data, places)}, work)
 
     def yield_to_round(self, moving: bool) -> None:
         """While an op is in flight the sidecar keeps out of its way."""

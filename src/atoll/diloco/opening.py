@@ -128,7 +128,7 @@ class Opening:
             crew=crew,
         )
         ranks = tuple(crew.share(RankInfo, self._rank(comm.port, exchange.port, tensors.ranges)))
-        rounds.know(self.peer, {self.peer: ranks})
+        rounds.know(ranks)
         declared = self._declaration(state, schedule, settings, tensors, ranks, data, slots)
         view = self.member.declare(declared, lambda: exchange.stage_if_due(state))
         joined_late = isinstance(view, CatchUp)

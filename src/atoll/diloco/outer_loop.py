@@ -43,9 +43,9 @@ class OuterLoop:
         crew: Crew | None = None,
     ) -> None:
         """With several ranks all of them call the methods here at the same line, and `hear` tells each what rank 0 has
-        heard by then. `missed` says whether the run went on without this peer; `catch_up` brings the state to the newest version,
-        however long that takes. With `carry`, work that the run did not wait for is not dropped, but part of the next
-        update."""
+        heard by then. `missed` says whether the run went on without this peer; `catch_up` brings the state to the
+        newest version, however long that takes. With `carry`, work that the run did not wait for is not dropped, but
+        part of the next update."""
         self.state = state
         self.schedule = schedule
         self.work = Work()

@@ -115,30 +115,29 @@ class RankedMember:
             while True:
                 step = self._crew.decide(_Wait, _never)
                 self._take(step.heard)
-                if found := step.view or step.catch_up:
-                    return found
+                if (outcome := step.view or step.catch_up) is not None:
+                    return outcome
                 meanwhile()
 
         def beat() -> None:
             self._take(self._crew.decide(_Wait, lambda: _Wait(self._look())).heard)
             meanwhile()
 
-        found: View | CatchUp | AtollError
         try:
             found = wait(beat)
-        except AtollError as error:
-            found = error
-
-        def tell() -> _Wait:
-            if isinstance(found, AtollError):
-                raise found
             view = found if isinstance(found, View) else None
-            return _Wait(self._look(view), view, found if isinstance(found, CatchUp) else None)
-
-        last = self._crew.decide(_Wait, tell)
-        self._take(last.heard)
-        assert not isinstance(found, AtollError)
+            last = _Wait(self._look(view), view, found if isinstance(found, CatchUp) else None)
+        except AtollError as error:
+            self._fail(error)
+        self._take(self._crew.decide(_Wait, lambda: last).heard)
         return found
+
+    def _fail(self, error: AtollError) -> NoReturn:
+        def tell() -> _Wait:
+            raise error
+
+        self._crew.decide(_Wait, tell)
+        raise error
 
     # ---- as last heard, the same on all ranks --------------------------------------------------------------------
 

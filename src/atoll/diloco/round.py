@@ -9,15 +9,17 @@ for a bounded time, and then leaves. If the run went on without it, it is told t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from atoll import kernels
 from atoll.clock import Clock
 from atoll.codecs.views import is_plain, value_view, wire_view
 from atoll.comm.base import Communicator
+from atoll.comm.digests import combined_digest, route_digests
 from atoll.diloco.data import Data, NoData
 from atoll.diloco.outer import Floats, OuterState
 from atoll.diloco.round_report import Phases, RoundReport
@@ -26,10 +28,12 @@ from atoll.diloco.work import Work
 from atoll.errors import Diverged, QuorumLost
 from atoll.kernels import Bytes
 from atoll.membership.messages import Applied, CatchUp, Ready, Verdict, Vote
+from atoll.mesh.crew import Crew
 from atoll.plan.grid import Grid
+from atoll.plan.routes import Routing, routing, routing_of
 from atoll.recovery.update import Update
 from atoll.state.feedback import ErrorFeedback
-from atoll.values import LinkRate, OpId, Plan, TransferStats
+from atoll.values import LinkRate, OpId, Plan, Range, RankInfo, ReduceReport, TransferStats
 
 _SLICE_S = 0.5
 
@@ -38,7 +42,7 @@ class Onlooker(Protocol):
     """Who has to know what a round does (`diloco.exchange.Exchange`): it serves those who catch up."""
 
     def yield_to_round(self, moving: bool) -> None: ...
-    def keep(self, update: Update, data: Bytes) -> None: ...
+    def keep(self, update: Update, data: Bytes, places: Sequence[slice] = ()) -> None: ...
     def stage_if_due(self, state: OuterState) -> None: ...
 
 
@@ -46,7 +50,7 @@ class Nobody:
     """An onlooker for runs in one process."""
 
     def yield_to_round(self, moving: bool) -> None: ...
-    def keep(self, update: Update, data: Bytes) -> None: ...
+    def keep(self, update: Update, data: Bytes, places: Sequence[slice] = ()) -> None: ...
     def stage_if_due(self, state: OuterState) -> None: ...
 
 
@@ -59,8 +63,24 @@ class MemberPort(Protocol):
     def applied(self, message: Applied) -> None: ...
 
 
+class _Frozen(msgspec.Struct, frozen=True):
+    """A rank's share of the update that its peer is ready with."""
+
+    squared_norm: float
+    finite: bool
+    digest: bytes
+
+
+class _Reduced(msgspec.Struct, frozen=True):
+    """What a rank's engine brought; `digests` of the routes of this rank."""
+
+    report: ReduceReport
+    digests: dict[int, bytes] = {}
+
+
 class Rounds:
-    """Runs rounds for one rank. Owns the buffers of a round, so that rounds allocate nothing."""
+    """Runs rounds for one rank. Owns the buffers of a round, so that rounds allocate nothing; only where the members
+    are cut otherwise than in the last round, the buffers are others (`plan.routes`)."""
 
     def __init__(
         self,
@@ -78,8 +98,9 @@ class Rounds:
         beat: Callable[[str], None] = lambda phase: None,
         onlooker: Onlooker | None = None,
         data: Data | None = None,
+        crew: Crew | None = None,
     ) -> None:
-        """`patience_s` bounds the whole wait from freeze to verdict; `beta` is the share of error feedback; `beat` is
+        """With several ranks (`crew`) all of them run the same rounds. `patience_s` bounds the whole wait from freeze to verdict; `beta` is the share of error feedback; `beat` is
         told the phase, for heartbeats; `onlooker` what moves and what is committed; `data` is what is read."""
         self._peer, self._member, self._comm, self._state = peer, member, comm, state
         self._schedule = schedule
@@ -87,14 +108,34 @@ class Rounds:
         self._beat = beat
         self.onlooker = onlooker or Nobody()
         self.data = data or NoData()
-        self.feedback = ErrorFeedback(codec, grid.boundaries, beta)
-        self._result = np.empty(grid.wire_bytes(codec), dtype=np.uint8)
-        if is_plain(codec):  # the vectors themselves are what moves
-            self._contribution = self._result[:0]
-            self._mean: Floats = value_view(self._result)
-        else:
-            self._contribution = np.empty_like(self._result)
-            self._mean = np.empty(grid.numel, dtype=np.float32)
+        self._crew = crew or Crew.alone()
+        self.feedback = ErrorFeedback(codec, np.asarray([0, state.anchor.size], dtype=np.int64), beta)
+        self._result = self._contribution = np.empty(0, dtype=np.uint8)
+        self._mean: Floats = np.empty(0, dtype=np.float32)
+        self.know((RankInfo("", 0, (Range(0, grid.numel),)),))
+
+    def know(self, ranks: tuple[RankInfo, ...]) -> None:
+        """This peer's ranks: how it encodes until a plan tells of the others."""
+        self._follow(routing((self._peer,), {self._peer: ranks}, self._grid))
+
+    def _follow(self, routes: Routing) -> bool:
+        """Encode and decode by these routes from now on. Whether that is another way than before."""
+        self._routing = routes
+        part = routes.part(self._peer, self._crew.rank)
+        known = self.feedback.runs
+        if (
+            self._result.size == part.runs.wire_bytes(self._codec)
+            and np.array_equal(known.boundaries, part.runs.boundaries)
+            and np.array_equal(known.starts, part.runs.starts)
+        ):
+            return False
+        self.feedback.runs = part.runs
+        self._result = np.empty(part.runs.wire_bytes(self._codec), dtype=np.uint8)
+        # The vectors themselves are what moves, if they are in the order of the wire.
+        self._is_plain = is_plain(self._codec) and len(part.runs) <= 1
+        self._contribution = self._result[:0] if self._is_plain else np.empty_like(self._result)
+        self._mean = value_view(self._result) if self._is_plain else np.empty(part.runs.numel, np.float32)
+        return True
 
     def run(self, delta: Floats, work: Work) -> RoundReport:
         """Blocks from freeze to verdict. `delta` is the pseudo-gradient (fp32, `grid.numel`); it is not changed.
@@ -117,13 +158,15 @@ class _Attempt:
         self._links: tuple[LinkRate, ...] = ()
         self._attempts = 0
         started_s = rounds._clock.now_s()
-        self._norm = math.sqrt(kernels.squared_norm(delta))
-        finite = math.isfinite(self._norm)
-        if is_plain(rounds._codec):
-            self._contribution = wire_view(delta)
-        else:
-            self._contribution = rounds._contribution
-            finite = rounds.feedback.encode(delta, self._contribution) and finite
+        squared = kernels.squared_norm(delta)
+        finite = self._encode() and math.isfinite(squared)
+        digest = kernels.digest_bytes(self._contribution) if finite else b""
+        shares = rounds._crew.share(_Frozen, _Frozen(squared, finite, digest))
+        finite = all(each.finite for each in shares)
+        self._norm = math.sqrt(sum(each.squared_norm for each in shares))
+        digest = b"".join(each.digest for each in shares)
+        if len(shares) > 1:
+            digest = kernels.digest_bytes(np.frombuffer(digest, dtype=np.uint8))
         self._phases.encode_s = rounds._clock.now_s() - started_s
         self._ready = Ready(
             round=rounds._state.round + 1,
@@ -137,8 +180,16 @@ class _Attempt:
             wish=rounds.data.wish(_steps_after(rounds)),
             train_s=work.train_s,
             round_steps=_steps_after(rounds),
-            update_digest=kernels.digest_bytes(self._contribution).hex() if finite else "",
+            update_digest=digest.hex() if finite else "",
         )
+
+    def _encode(self) -> bool:
+        r = self._r
+        if r._is_plain:
+            self._contribution = wire_view(self._delta)
+            return True
+        self._contribution = r._contribution
+        return r.feedback.encode(self._delta, self._contribution)
 
     def run(self) -> RoundReport:
         r = self._r
@@ -151,7 +202,7 @@ class _Attempt:
             now_s = r._clock.now_s()
             if order is None:
                 r.onlooker.stage_if_due(r._state)
-                if now_s > deadline_s:
+                if r._crew.decide(bool, lambda: r._clock.now_s() > deadline_s):
                     raise QuorumLost(
                         f"round {r._state.round + 1} got no verdict within {r._patience_s:.0f} s; "
                         "see the coordinator's log, then start this peer again"
@@ -171,17 +222,20 @@ class _Attempt:
     def _reduce(self, plan: Plan) -> None:
         r = self._r
         r._beat("reducing")
-        contributes = any(c.peer == r._peer for c in plan.contributions)
         r.onlooker.yield_to_round(True)
         try:
-            report = r._comm.reduce(plan, r._grid, self._contribution if contributes else None, r._result)
+            reduced = self._move(plan)
         finally:
             r.onlooker.yield_to_round(False)
+        if not reduced.report.ok:
+            r._crew.tell_abort(plan.op)  # the other ranks wait in vain
+        shares = r._crew.share(_Reduced, reduced)
+        report = _of_peer([each.report for each in shares])
         self._attempts += 1
         self._stats = _added(self._stats, report.stats)
         self._links = report.stats.links
         self._phases.wire_s += report.stats.wire_s
-        digest = kernels.digest_bytes(r._result).hex() if report.ok else ""
+        digest = combined_digest(r._routing, [each.digests for each in shares]) if report.ok else ""
         self._held = (plan.op, digest) if report.ok else None
         r._beat("voted")
         r._member.vote(
@@ -194,6 +248,20 @@ class _Attempt:
                 stats=report.stats,
             )
         )
+
+    def _move(self, plan: Plan) -> _Reduced:
+        """This rank's engine takes part."""
+        r = self._r
+        try:
+            if r._follow(routing_of(plan, r._grid)) and self._ready.finite:
+                self._encode()
+        except ValueError as error:
+            return _Reduced(ReduceReport(ok=False, reason=f"op {plan.op}: {error}"))
+        contributes = any(c.peer == r._peer for c in plan.contributions)
+        report = r._comm.reduce(plan, r._grid, self._contribution if contributes else None, r._result)
+        if not report.ok:
+            return _Reduced(report)
+        return _Reduced(report, route_digests(r._routing, r._codec, r._peer, r._crew.rank, r._result))
 
     def _obey(self, verdict: Verdict) -> RoundReport:
         r, state = self._r, self._r._state
@@ -209,20 +277,21 @@ class _Attempt:
                     "result; start it again"
                 )
             started_s = r._clock.now_s()
-            if not is_plain(r._codec):
-                kernels.decode(r._codec, r._grid.boundaries, r._result, r._mean)
+            if not r._is_plain:
+                r.feedback.runs.decode(r._codec, r._result, r._mean)
             update = self._update(verdict, shape)
             # ---- commit line: from here on every member does the same arithmetic on the same bytes ----
             state.commit(r._mean, shape)
-            if not is_plain(r._codec) and any(c.peer == r._peer for c in verdict.contributions):
+            if not r._is_plain and any(c.peer == r._peer for c in verdict.contributions):
                 r.feedback.commit(self._delta, self._contribution)
             digest = state.digest()
             self._phases.apply_s = r._clock.now_s() - started_s
             if state.version != verdict.version:
                 raise Diverged(f"this peer is at version {state.version} after a commit of {verdict.version}")
             r._member.applied(Applied(version=state.version, digest=digest))
-            r.onlooker.keep(update, r._result)
-            if not math.isfinite(kernels.squared_norm(state.anchor)):
+            part = r._routing.part(r._peer, r._crew.rank)
+            r.onlooker.keep(update, r._result, r._routing.wire_slices(r._codec, part))
+            if not all(r._crew.share(bool, math.isfinite(kernels.squared_norm(state.anchor)))):
                 raise Diverged(
                     f"the weights of version {state.version} are not finite after the outer step (lr {shape.lr:g}); "
                     "start the run again with a smaller inner.lr or outer.lr"
@@ -272,8 +341,9 @@ class _Attempt:
             nesterov=shape.nesterov,
             codec=r._codec,
             contributions=verdict.contributions,
-            boundaries=tuple(r._grid.boundaries.tolist()),
-            wire_bytes=r._result.size,
+            boundaries=tuple(r._routing.grid.boundaries.tolist()),
+            order=r._routing.order,
+            wire_bytes=r._routing.grid.wire_bytes(r._codec),
             result_digest=verdict.digest,
         )
 
@@ -314,4 +384,30 @@ def _added(a: TransferStats, b: TransferStats) -> TransferStats:
         received_bytes=a.received_bytes + b.received_bytes,
         wire_s=a.wire_s + b.wire_s,
         encode_s=a.encode_s + b.encode_s,
+    )
+
+
+def _of_peer(reports: Sequence[ReduceReport]) -> ReduceReport:
+    """What a peer of several ranks says of an attempt."""
+    if len(reports) == 1:
+        return reports[0]
+    failed = [f"rank {rank}: {each.reason}" for rank, each in enumerate(reports) if not each.ok]
+    links: dict[tuple[str, str], LinkRate] = {}
+    for link in (link for each in reports for link in each.stats.links):
+        other = links.get((link.source, link.target))
+        if other is not None:  # they carried it at the same time
+            rtt_s = min(link.rtt_s or other.rtt_s, other.rtt_s or link.rtt_s)
+            link = LinkRate(link.source, link.target, link.bytes_per_s + other.bytes_per_s, rtt_s)
+        links[link.source, link.target] = link
+    return ReduceReport(
+        ok=not failed,
+        reason=failed[0] if failed else reports[0].reason,
+        broken=tuple(sorted({edge for each in reports for edge in each.broken})),
+        stats=TransferStats(
+            sent_bytes=sum(each.stats.sent_bytes for each in reports),
+            received_bytes=sum(each.stats.received_bytes for each in reports),
+            wire_s=max(each.stats.wire_s for each in reports),
+            encode_s=max(each.stats.encode_s for each in reports),
+            links=tuple(links.values()),
+        ),
     )

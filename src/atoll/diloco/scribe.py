@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NoReturn, TypeVar
 
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from atoll.diloco.outer import Floats, OuterState
+from atoll.kernels import Bytes
 from atoll.mesh.crew import Crew
 from atoll.state.manifest import VALUE_BYTES
 
@@ -85,6 +86,19 @@ def write_state(page: Page, state: OuterState) -> None:
                 part = values[done : done + each.stop - each.start]
                 write_all(fd, part.astype("<f4", copy=False).data.cast("B"), at + each.start * VALUE_BYTES)
                 done += part.size
+    finally:
+        os.close(fd)
+
+
+def write_bytes(page: Page, data: Bytes, places: Sequence[slice]) -> None:
+    """These bytes, one after the other, at these places."""
+    fd = os.open(page.path, os.O_WRONLY)
+    try:
+        done = 0
+        for each in places:
+            size = each.stop - each.start
+            write_all(fd, data[done : done + size].data, each.start)
+            done += size
     finally:
         os.close(fd)
 

@@ -137,8 +137,8 @@ class Donor:
         put: Put | None = None,
     ) -> bool:
         """Copy the state, and this peer's `inner` state if there is any, into a slot and publish it as the snapshot of
-        its version; a state of several ranks, with its digest `tables`, by `put`. False, with a warning, if there is no room for it anywhere: then this peer has nothing to give, and
-        trains on."""
+        its version; a state of several ranks by `put`, with its digest `tables`. False, with a warning, if there is no
+        room for it anywhere: then this peer has nothing to give, and trains on."""
         with self._lock:
             if self._closed:
                 return False

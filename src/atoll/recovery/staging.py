@@ -88,8 +88,8 @@ class Slots:
     ) -> Manifest:
         """Copy `state`, and beside it this peer's `inner` state if there is any, into a slot and publish it, in place
         of the older one. A version that is staged already, with these bits, stays as it is. `tables` are its digest
-        tables, where they are known: then it is only copied. A state of several ranks has tables, and is `put`. Raises OSError if there is no room; what was staged in
-        the other slot stays."""
+        tables, where they are known: then it is only copied. A state of several ranks has tables, and is `put`. Raises
+        OSError if there is no room; what was staged in the other slot stays."""
         for slot in self._slots:
             if slot.manifest is not None and _same(slot.manifest, state, tables):
                 return slot.manifest

@@ -45,8 +45,8 @@ _MAX_MANIFEST_BYTES = 64 << 20  # 64 bytes a piece: enough for 10^12 parameters
 
 
 class SharedState(Protocol):
-    """The part of the state that all members share: what a snapshot holds (`diloco.outer.OuterState`). A rank of several
-    has `anchor` and `velocity` of its own ranges only; `numel` counts the elements of all."""
+    """The part of the state that all members share: what a snapshot holds (`diloco.outer.OuterState`). One of several
+    ranks has `anchor` and `velocity` of its own ranges only; `numel` counts the elements of all."""
 
     anchor: Floats
     velocity: Floats
