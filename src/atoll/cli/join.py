@@ -17,6 +17,7 @@ from atoll.config.environment import run_token
 from atoll.config.load import load_joined
 from atoll.dashboard.console import EventPrinter
 from atoll.errors import ConfigError
+from atoll.events import Sink
 from atoll.signals import ended_in_time
 
 
@@ -34,9 +35,12 @@ def join(
     If the run is under way, its newest state is fetched from other peers first; they do not wait for that. The
     coordinator and every peer print this line, ready to paste.
 
+    A newcomer of several ranks is started by torchrun; how many the others have does not matter.
+
     Try:
 
         ATOLL_TOKEN=... atoll join 10.0.0.5:7070 --run my-run
+        torchrun --nproc_per_node=8 -m atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda
         atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda --set local.peer=bern
 
     Exit codes: as `atoll train`.
@@ -44,16 +48,21 @@ def join(
     token = run_token(token_file)
     with ended_in_time():
         settings = _settings_of_run(address, run, token, wait)
+        from atoll.mesh.ranks import ranks_of_this_peer
         from atoll.train.build import default_peer_name, run_folder, run_peer
 
         config = load_joined(settings, [f"local.coordinator={address}", *(set_ or [])])
-        local = config.local.model_copy(update={"peer": config.local.peer or default_peer_name()})
-        config = config.model_copy(update={"local": local})
-        write_resolved(config, Path(run_folder(config)) / f"{local.peer}.toml")
         log.to_stderr("WARNING")
-        console = Console(highlight=False)
-        sinks = [JoinLinePrinter(console, local.coordinator), EventPrinter(console)]
-        run_peer(config, token=token, wait_s=wait, sinks=sinks, joins=True)
+        with ranks_of_this_peer(config.local.device) as (crew, mesh):
+            peer = crew.decide(str, lambda: config.local.peer or default_peer_name())
+            local = config.local.model_copy(update={"peer": peer})
+            config = config.model_copy(update={"local": local})
+            sinks: list[Sink] = []
+            if crew.is_lead:
+                write_resolved(config, Path(run_folder(config)) / f"{local.peer}.toml")
+                console = Console(highlight=False)
+                sinks = [JoinLinePrinter(console, local.coordinator), EventPrinter(console)]
+            run_peer(config, token=token, wait_s=wait, sinks=sinks, joins=True, crew=crew, mesh=mesh)
     return 0
 
 

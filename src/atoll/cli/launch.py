@@ -22,6 +22,9 @@ def launch(
     /,
     *,
     peers: Annotated[int, Parameter(help="How many peers.")] = 2,
+    ranks: Annotated[
+        str, Parameter(help="Ranks of each peer, or of one after the other: 2, or 1,2,3 for three peers.")
+    ] = "1",
     set_: Assignments = None,
     out: Annotated[
         Path | None, Parameter(help="Folder that gets the run folder. Default: local.out.")
@@ -37,17 +40,21 @@ def launch(
     events of all (`events.jsonl`), one log per process, checkpoints, and the final model. A signal is passed on to
     all processes; if this one dies, so do they.
 
+    A rank is a process; the model is cut among the ranks of a peer (FSDP2), and peers of different size train together.
+
     Try:
 
         atoll launch recipes/tiny-stdlib.toml --peers 2 --set run.steps=200
+        atoll launch recipes/tiny-stdlib.toml --peers 2 --ranks 1,2
 
     Exit code: the worst of all processes.
     """
     config = with_peers(load(run_toml, set_ or []), peers)
+    each = ranks_of(ranks, peers)
     parent = out or Path(config.local.out)
     going_on = None if fresh else unfinished(parent, config.run.name)
     config = in_folder(config, parent, going_on) if going_on else in_fresh_folder(config, parent)
-    settings = {} if config.local.threads else {"local.threads": str(threads_per_peer(peers))}
+    settings = {} if config.local.threads else {"local.threads": str(threads_per_peer(sum(each)))}
     console = Console(highlight=False)
     if going_on:
         console.print(
@@ -55,7 +62,9 @@ def launch(
         )
     display = display_for(console, Goal(seconds=config.run.max_seconds, steps=config.run.steps))
     try:
-        with LocalRun(config, num_peers=peers, peer_settings=settings, resume=going_on is not None) as run:
+        with LocalRun(
+            config, num_peers=peers, peer_settings=settings, resume=going_on is not None, ranks=each
+        ) as run:
             run.start()
             for _ in run.watch(display):
                 pass
@@ -79,6 +88,19 @@ def with_peers(config: RunConfig, peers: int) -> RunConfig:
         )
     membership = config.membership.model_copy(update={"start_peers": peers})
     return config.model_copy(update={"membership": membership})
+
+
+def ranks_of(text: str, peers: int) -> list[int]:
+    """`--ranks`: how many ranks each peer has. Raises ConfigError."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--ranks {text}: give one number of ranks for all peers, or one for each: 1,2,3")
+    counts = [int(part) for part in parts]
+    if len(counts) == 1:
+        return counts * peers
+    if len(counts) != peers:
+        raise ConfigError(f"--ranks {text} is for {len(counts)} peers, --peers {peers}; give as many")
+    return counts
 
 
 def in_fresh_folder(config: RunConfig, parent: Path) -> RunConfig:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ from types import TracebackType
 
 from atoll.cli import children
 from atoll.config.dump import write_resolved
-from atoll.config.environment import for_child
+from atoll.config.environment import for_child, for_rank
 from atoll.config.schema import RunConfig
 from atoll.dashboard.console import Display
 from atoll.dashboard.tail import EventTail, merge_events
@@ -69,14 +71,17 @@ class LocalRun:
         peer_settings: Mapping[str, str] | None = None,
         narrator: str = "launch",
         resume: bool = False,
+        ranks: Sequence[int] = (),
     ) -> None:
         """The folder is `config.local.out`/`config.run.name`. It must not exist yet, unless the run that is in it is to
         go on (`resume`). Raises LocalError.
 
-        Peers are `peer-0`, `peer-1`, ...; `peer_settings` are `--set` values for all of them.
+        Peers are `peer-0`, `peer-1`, ...; `peer_settings` are `--set` values for all of them. `ranks` are how many
+        ranks each has (default: one): a process each, `peer-0` and then `peer-0.1`, `peer-0.2`, ...
         """
         self.folder = Path(config.local.out) / config.run.name
         self.peers = tuple(f"peer-{index}" for index in range(num_peers))
+        self._ranks = dict(zip(self.peers, ranks or [1] * num_peers, strict=True))
         self.view = View()
         self.seen: list[Seen] = []
         self._ended_here: set[str] = set()
@@ -96,6 +101,7 @@ class LocalRun:
             raise LocalError(
                 f"cannot use the folder {self.folder}: {reason}; choose another with --out"
             ) from None
+        self._meeting = Path(tempfile.mkdtemp(prefix="atoll-ranks-"))
         self._events = EventLog(narrator, self._sink)
 
     # ---- beginning and end -----------------------------------------------------------------------
@@ -106,9 +112,13 @@ class LocalRun:
         address = self._coordinator_address()
         for peer in self.peers:
             settings = {**self._peer_settings, "local.coordinator": address, "local.peer": peer}
-            self._spawn(
-                peer, [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-            )
+            arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+            for rank, name in enumerate(self.processes_of(peer)):
+                self._spawn(name, arguments, self._of_rank(peer, rank))
+
+    def processes_of(self, peer: str) -> list[str]:
+        """The names of a peer's processes, by rank."""
+        return [f"{peer}.{rank}" if rank else peer for rank in range(self._ranks[peer])]
 
     def stop(self, signum: signal.Signals = signal.SIGTERM) -> None:
         """End all processes: politely within 10 s, then by force."""
@@ -123,6 +133,7 @@ class LocalRun:
     ) -> None:
         self.stop(getattr(error, "signum", signal.SIGTERM))
         self._sink.close()
+        shutil.rmtree(self._meeting, ignore_errors=True)
         merge_events(self.folder)
 
     # ---- while it runs ---------------------------------------------------------------------------
@@ -174,7 +185,7 @@ class LocalRun:
             raise LocalError(f"{peer} (pid {process.pid}) lives on 5 s after SIGKILL") from None
         if code != -signal.SIGKILL:
             raise LocalError(f"{peer} had ended with exit code {code} before it was to be killed")
-        self._ended_here.add(peer)
+        self._ended_here.update(self.processes_of(peer))  # its other ranks end by themselves
         self._events.emit(PeerKilled(peer=peer, signal="SIGKILL"))
 
     def is_running(self, name: str) -> bool:
@@ -188,11 +199,20 @@ class LocalRun:
 
     # ---- details ---------------------------------------------------------------------------------
 
-    def _spawn(self, name: str, arguments: Sequence[str]) -> None:
+    def _spawn(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         command = "coordinator" if name == COORDINATOR else "train"
         self._processes[name] = children.start(
-            [command, str(self._config_path), *arguments], environment=self._environment, log=self._log(name)
+            [command, str(self._config_path), *arguments],
+            environment=environment or self._environment,
+            log=self._log(name),
         )
+
+    def _of_rank(self, peer: str, rank: int) -> Mapping[str, str]:
+        if self._ranks[peer] == 1:
+            return self._environment
+        return for_rank(rank, self._ranks[peer], self._meeting / peer, self._environment)
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

@@ -15,6 +15,7 @@ from atoll.config.environment import run_token
 from atoll.config.load import load
 from atoll.config.schema import RunConfig
 from atoll.dashboard.console import EventPrinter
+from atoll.events import Sink
 from atoll.signals import ended_in_time
 
 
@@ -37,9 +38,12 @@ def train(
     If checkpoints of this run are found, training goes on from the newest one that is whole. --fresh begins anew;
     where that would overwrite some, it needs --force.
 
+    A peer of several ranks is started by torchrun, one process for each; the model is cut among them (FSDP2).
+
     Try:
 
         atoll train recipes/laptop.toml --set local.coordinator=10.0.0.5:7070
+        torchrun --nproc_per_node=8 -m atoll train recipes/laptop.toml --set local.device=cuda
         atoll train recipes/laptop.toml --set local.peer=bern --set local.device=cuda --wait 60
 
     Exit codes: 0 all steps committed; 2 config; 3 this machine; 4 cannot reach; 5 refused; 6 the run went on
@@ -55,15 +59,19 @@ def train(
 def _train(config: RunConfig, token: bytes, wait_s: float, *, fresh: bool, force: bool) -> None:
     # torch takes seconds to import; mistakes above are told at once
     from atoll.checkpoint.begin import give_up
+    from atoll.mesh.ranks import ranks_of_this_peer
     from atoll.train.build import default_peer_name, keeping, run_folder, run_peer
 
-    local = config.local.model_copy(update={"peer": config.local.peer or default_peer_name()})
-    config = config.model_copy(update={"local": local})
-    if fresh:
-        kept = keeping(config)
-        give_up(kept.path, force=force, remote=kept.remote)
-    write_resolved(config, run_folder(config) / f"{local.peer}.toml")
     log.to_stderr("WARNING")
-    console = Console(highlight=False)
-    sinks = [JoinLinePrinter(console, local.coordinator), EventPrinter(console)]
-    run_peer(config, token=token, wait_s=wait_s, sinks=sinks, fresh=fresh)
+    with ranks_of_this_peer(config.local.device) as (crew, mesh):
+        peer = crew.decide(str, lambda: config.local.peer or default_peer_name())
+        config = config.model_copy(update={"local": config.local.model_copy(update={"peer": peer})})
+        sinks: list[Sink] = []
+        if crew.is_lead:  # the others say nothing, unless something is wrong
+            if fresh:
+                kept = keeping(config)
+                give_up(kept.path, force=force, remote=kept.remote)
+            write_resolved(config, run_folder(config) / f"{peer}.toml")
+            console = Console(highlight=False)
+            sinks = [JoinLinePrinter(console, config.local.coordinator), EventPrinter(console)]
+        run_peer(config, token=token, wait_s=wait_s, sinks=sinks, fresh=fresh, crew=crew, mesh=mesh)

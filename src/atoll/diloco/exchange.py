@@ -167,8 +167,8 @@ class Exchange:
         self.scribe.put("state", path, anchor_at, velocity_at)
 
     def keep(self, update: Update, data: Bytes, places: Sequence[slice] = ()) -> None:
-        """A commit, for those who come after it. `data` are this rank's finished bytes; they lie, one after the other, at
-        these `places` of the update's."""
+        """A commit, for those who come after it. `data` are this rank's finished bytes; they lie, one after the other,
+        at these `places` of the update's."""
         if self._crew.num_ranks == 1:
             self._donor.keep(update, data)
             return

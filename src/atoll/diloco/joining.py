@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from atoll.events import EventLog, JsonLinesSink, RunStarted, Sink
 from atoll.membership.client import Member
 from atoll.mesh.crew import Crew
 from atoll.mesh.elastic import ElasticDeviceMesh
+from atoll.mesh.ranks import open_ranks
 from atoll.network.addresses import EngineAddress, engine_address
 from atoll.network.line import Line
 from atoll.signals import leave_politely
@@ -47,6 +48,7 @@ def join(
     out: str | Path | None = "runs",
     checkpoints: str | Path | Keeping | None = None,
     fresh: bool = False,
+    mesh: ElasticDeviceMesh | None = None,
 ) -> Session:
     """Take a seat in a run: connect to the coordinator at `address` ("host:port") and prove the run's token.
 
@@ -62,17 +64,24 @@ def join(
     newest is gone on from when the optimizer is made, unless `fresh`. Saves are taken in `session.safe_point()`, which
     `session.batches` calls; `session.hold` adds what else belongs to the state (a GradScaler, a sampler).
 
+    A peer of several ranks (torchrun) is one peer: all of its ranks call this. `mesh` is the one whose `mesh.local` the
+    model was sharded over, if it was; parameters may be plain tensors, or DTensors with `Shard(0)` or `Replicate`.
+
     While the session is open, SIGTERM ends the program as politely as Ctrl-C does, by an exception (`atoll.signals`);
     handlers of the program's own stay in place.
 
     Blocks until connected. Raises Refused, Unreachable (within about 15 s, or `wait_s`), or ConfigError.
     """
+    crew, own_mesh = open_ranks(mesh.device_type if mesh is not None else _device_type(model))
+    mesh = mesh or own_mesh
     return open_session(
         address,
         run=run,
         peer=peer or default_peer_name(),
         token=run_token(token_file),
-        tensors=ModelTensors(model.named_parameters(remove_duplicate=False)) if model is not None else None,
+        tensors=tensors_of(model.named_parameters(remove_duplicate=False), crew, mesh)
+        if model is not None
+        else None,
         inner=optimizer,
         total_steps=steps,
         wait_s=wait_s,
@@ -82,7 +91,23 @@ def join(
         keeping=Keeping(Path(checkpoints)) if isinstance(checkpoints, str | Path) else checkpoints,
         fresh=fresh,
         model=model,
+        crew=crew,
+        mesh=mesh,
     )
+
+
+def tensors_of(
+    named_parameters: Iterable[tuple[str, torch.Tensor]], crew: Crew, mesh: ElasticDeviceMesh
+) -> ModelTensors:
+    """The model as this rank of the peer reads and writes it."""
+    if crew.num_ranks == 1:
+        return ModelTensors(named_parameters)
+    return ModelTensors(named_parameters, mesh=mesh.local, sum_tables=crew.sum_tables)
+
+
+def _device_type(model: torch.nn.Module | None) -> str:
+    first = next(model.parameters(), None) if model is not None else None
+    return first.device.type if first is not None else "cpu"
 
 
 def open_session(

@@ -1,8 +1,9 @@
 """The own part of a peer of several ranks: one file, into which each rank writes its tensors, and one JSON.
 
 The JSON is that of rank 0, which has what a peer has once (data positions, counters); under RANKS it says how many
-ranks there were, and what the others held. A peer with as many ranks takes all of it back. With another number the inner
-optimizer's rows would be elsewhere: then rank 0 takes what a peer has once, and the rest begins fresh, which is said.
+ranks there were, and what the others held. A peer with as many ranks takes all of it back. With another number the
+inner optimizer's rows would be elsewhere: then rank 0 takes what a peer has once, and the rest begins fresh, which is
+said.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from atoll.config.environment import rank_environment
 from atoll.errors import LocalError
-from atoll.mesh.group import LOOPBACK, RankGroup
+from atoll.mesh.group import LOOPBACK, MEET_S, RankGroup, open_group
 from atoll.values import LinkRate
 
 RANKS = "ranks"
@@ -62,10 +63,13 @@ class ElasticDeviceMesh:
     def local(self) -> DeviceMesh:
         """A one-dimensional mesh (`ranks`) over this peer's ranks, fixed for the life of the process.
 
-        Made at the first use, over the process group that is there (`mesh.group`'s, or the program's own). Without one this peer has one rank:
-        a group of it alone is made, which no other machine can reach. Raises LocalError if the ranks form no mesh.
+        Made at the first use, over the process group that is there: the program's own, or that of the ranks which a
+        launcher started (`mesh.group`). Without either this peer has one rank: a group of it alone is made, which no
+        other machine can reach. Raises LocalError if the ranks form no mesh.
         """
         if self._local is None:
+            if not dist.is_initialized() and (env := rank_environment()).num_ranks > 1:
+                self._group = open_group(env, self._device_type, MEET_S)
             if not dist.is_initialized():
                 self._make_group()
             try:
@@ -78,6 +82,11 @@ class ElasticDeviceMesh:
                     f"this peer's {dist.get_world_size()} ranks form no mesh on {self._device_type}: {reason}"
                 ) from error
         return self._local
+
+    @property
+    def device_type(self) -> str:
+        """As torch spells it."""
+        return self._device_type
 
     @property
     def num_ranks(self) -> int:

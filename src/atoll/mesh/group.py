@@ -19,6 +19,8 @@ from atoll.config.environment import RankEnvironment
 from atoll.errors import LocalError
 
 LOOPBACK = "127.0.0.1"
+MEET_S = 120.0
+"""How long a rank waits for its siblings to start: they import torch, and may build kernels."""
 COLLECTIVE_S = 1800.0
 """How long a collective of the default group may take: torch's own default. Lost siblings are `mesh.watch`'s affair."""
 

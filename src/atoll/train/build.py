@@ -20,14 +20,15 @@ from atoll.data.reader import held_out_sequences
 from atoll.data.slots import Slots
 from atoll.data.tokenizer import load_tokenizer
 from atoll.diloco.exchange import Shelf
-from atoll.diloco.joining import default_peer_name, open_session
+from atoll.diloco.joining import default_peer_name, open_session, tensors_of
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
 from atoll.errors import ConfigError
 from atoll.events import Event, RowsSkipped, Sink, StartWeightsMissed
+from atoll.mesh.crew import Crew
+from atoll.mesh.elastic import ElasticDeviceMesh
 from atoll.network.addresses import engine_address
 from atoll.network.line import Line
-from atoll.state.tensors import ModelTensors
 from atoll.train.adamw import make_adamw
 from atoll.train.batches import Batches, Leaser
 from atoll.train.evaluate import validation_loss
@@ -40,6 +41,7 @@ from atoll.train.lr_schedule import LRSchedule
 from atoll.train.model import LanguageModel
 from atoll.train.observer import Observer
 from atoll.train.pretrained import load_weights
+from atoll.train.rank_batches import RankBatches
 
 PIECE_SEQUENCES = 4
 """Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
@@ -53,13 +55,18 @@ def run_peer(
     sinks: Sequence[Sink] = (),
     fresh: bool = False,
     joins: bool = False,
+    crew: Crew | None = None,
+    mesh: ElasticDeviceMesh | None = None,
 ) -> str:
     """Train one peer of the run that `config` describes, until it is over; returns the reason in a sentence. It goes on
     from the newest checkpoint that it finds, unless `fresh`. A peer that `joins` by the run's join line needs no start
     weights of its own (`model.init_from`): where the folder is not here, others give it the state.
 
+    With several ranks (`crew`, and `mesh` over them) all of them call it, and the model is cut among them.
+
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
+    crew, mesh = crew or Crew.alone(), mesh or ElasticDeviceMesh()
     skipped: list[RowsSkipped] = []
     corpus = load_corpus(config, skipped.append)
     train_part, held_out = corpus.split(config.data.val_fraction)
@@ -85,14 +92,16 @@ def run_peer(
         shelf=Shelf(fallback=run_folder(config), ram=Path(config.checkpoint.staging)),
         keeping=keeping(config),
         fresh=fresh,
+        crew=crew,
+        mesh=mesh,
     ) as session:
         for event in skipped:
             session.events.emit(event)
         if missed:
             session.events.emit(StartWeightsMissed(path=missed))
-        tensors = ModelTensors(model.named_parameters(remove_duplicate=False))
+        tensors = tensors_of(model.named_parameters(remove_duplicate=False), crew, mesh)
         inner = build_inner(model, config)
-        batches, own = _batches(session, train_part, config)
+        batches, own = _batches(session, train_part, config) if crew.is_lead else (None, None)
         outer = session.open_rounds(
             outer_schedule(config.outer, config.run.steps),
             codec=config.outer.codec,
@@ -106,6 +115,7 @@ def run_peer(
             data=batches,
         )
         if own is not None:
+            assert batches is not None
             session.hold("data", own)
             batches.begin()
         kept = session.safekeeping.has_own_part or session.took_inner_state
@@ -115,7 +125,7 @@ def run_peer(
         session.hold_buffers(model)
         observer = _observer(session, model, held_out, config)
         observer.started()
-        train(session, inner, batches, outer, observer)
+        train(session, inner, RankBatches(crew, batches), outer, observer)
         if not outer.finished():  # in the middle of a round the weights are this peer's own: nothing to save
             return session.asked_to_leave
         path = run_folder(config) / "model.safetensors" if local.save_model else None
