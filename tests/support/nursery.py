@@ -64,9 +64,13 @@ class Nursery:
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self, script: Path, arguments: list[str], log: Path) -> Child:
-        """Run a script in a new process; its output is appended to `log`. Waits for the first import of torch."""
-        return Child(self, self.ask({"start": [str(script), *arguments], "log": str(log)}))
+    def start(
+        self, script: Path, arguments: list[str], log: Path, environment: dict[str, str] | None = None
+    ) -> Child:
+        """Run a script in a new process, with more of an `environment`; its output is appended to `log`. Waits for the
+        first import of torch."""
+        request = {"start": [str(script), *arguments], "log": str(log), "environment": environment or {}}
+        return Child(self, self.ask(request))
 
     def ask(self, request: dict[str, Any]) -> Any:
         assert self._process.stdin
@@ -96,7 +100,7 @@ def serve() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         if "start" in request:
-            answer: int | None = fork(request["start"], request["log"])
+            answer: int | None = fork(request["start"], request["log"], request["environment"])
         else:
             done, status = os.waitpid(request["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if done else None
@@ -104,7 +108,7 @@ def serve() -> None:
         sys.stdout.buffer.flush()
 
 
-def fork(arguments: list[str], log: str) -> int:
+def fork(arguments: list[str], log: str, environment: dict[str, str]) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -117,6 +121,7 @@ def fork(arguments: list[str], log: str) -> int:
         sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
         sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True)
         sys.argv = arguments
+        os.environ.update(environment)
         runpy.run_path(arguments[0], run_name="__main__")
         code = 0
     except SystemExit as end:

@@ -23,9 +23,11 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import atoll
 from atoll.comm.native import NativeCommunicator
+from atoll.config.environment import rank_environment
 from atoll.errors import AtollError
 from atoll.membership.client import Member
 from atoll.values import TransferStats
@@ -172,7 +174,13 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(1)
     model = torch.nn.Module()
-    model.theta = torch.nn.Parameter(torch.zeros(args.numel))
+    ranks = rank_environment()
+    mesh = atoll.ElasticDeviceMesh() if ranks.num_ranks > 1 else None
+    theta = torch.zeros(args.numel)
+    if mesh is not None:
+        theta = distribute_tensor(theta, mesh.local, [Shard(0)])
+        args.marker = args.marker.with_suffix(f".marker{ranks.rank}") if ranks.rank else args.marker
+    model.theta = torch.nn.Parameter(theta)
     inner = torch.optim.SGD(
         model.parameters(), lr=0.1, momentum=args.inner_momentum if args.joiner == "donor" else 0.0
     )
@@ -199,6 +207,7 @@ def main() -> None:
         advertise=args.advertise,
         out=args.out,
         checkpoints=args.checkpoints,
+        mesh=mesh,
     ) as session:
         optimizer = atoll.DiLoCoOptimizer(
             session,
@@ -275,12 +284,17 @@ def run_round(args, session, model, optimizer, scheduler) -> None:
     if optimizer.last_round is before or optimizer.last_round.missed:
         return  # it had to catch up, and is somewhere in a later round now
     theta = model.theta.detach()
-    assert (theta == theta[0]).all(), "all elements follow the same closed form"
+    if isinstance(theta, DTensor):
+        theta = theta.to_local()
+    assert (theta == theta[:1]).all(), "all elements follow the same closed form"
+    digest = optimizer.outer.state.digest()
+    if not session.crew.is_lead:
+        return
     line = {
         "round": round_,
         "version": session.version,
         "theta": theta[0].item(),
-        "digest": optimizer.outer.state.digest(),
+        "digest": digest,
         "members": list(optimizer.last_round.members),
         "contributors": list(optimizer.last_round.contributors),
         "step": session.step,

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from atoll.config.environment import for_rank
 from atoll.events import read_events
 from atoll.membership.operator import Status
 from atoll.membership.operator_link import ask_status
@@ -47,6 +48,13 @@ class Peer:
     results: Path
     marker: Path
     log: Path
+    siblings: list[Child] = field(default_factory=list)
+    """The processes of its further ranks."""
+
+    @property
+    def processes(self) -> list[Child]:
+        """All of its ranks."""
+        return [self.process, *self.siblings]
 
     def rounds(self) -> list[dict[str, Any]]:
         if not self.results.exists():
@@ -150,10 +158,12 @@ class Swarm:
         """Every process of the run at once: the coordinator and all peers."""
         self.coordinator.send_signal(signal.SIGKILL)
         for peer in self.peers.values():
-            peer.send(signal.SIGKILL)
+            for process in peer.processes:
+                process.send_signal(signal.SIGKILL)
         self.coordinator.wait(timeout=10)
         for peer in self.peers.values():
-            peer.process.wait(timeout=10)
+            for process in peer.processes:
+                process.wait(timeout=10)
 
     def restart_coordinator(self) -> None:
         """Start it again on the same address and journal; the old one must have ended."""
@@ -178,14 +188,25 @@ class Swarm:
         assert isinstance(found, Status)
         return found
 
-    def quadratic(self, name: str, center: float, *arguments: object) -> Peer:
-        """Start a peer of the quadratic. Further arguments are those of quadratic_peer.py."""
+    def quadratic(self, name: str, center: float, *arguments: object, ranks: int = 1) -> Peer:
+        """Start a peer of the quadratic, a process for each of its ranks. Further arguments are those of
+        quadratic_peer.py."""
         results, marker = self.folder / f"{name}.results", self.folder / f"{name}.marker"
         log_path = self.folder / f"{name}.log"
         command = ["--address", self.address, "--peer", name, "--center", str(center)]
         command += ["--results", str(results), "--marker", str(marker), "--out", str(self.folder)]
-        process = nursery().start(QUADRATIC, [*command, *map(str, arguments)], log_path)
-        self.peers[name] = Peer(name, process, results, marker, log_path)
+        command += map(str, arguments)
+        meeting = self.folder / f"{name}-{time.monotonic_ns()}.ranks"
+        started = [
+            nursery().start(
+                QUADRATIC,
+                command,
+                log_path,
+                for_rank(rank, ranks, meeting, {}) if ranks > 1 else {},
+            )
+            for rank in range(ranks)
+        ]
+        self.peers[name] = Peer(name, started[0], results, marker, log_path, started[1:])
         return self.peers[name]
 
     # ---- watching --------------------------------------------------------------------------------------------------
@@ -206,15 +227,16 @@ class Swarm:
         """Exit codes of the named peers (default: all), once they have ended."""
         chosen = [self.peers[name] for name in names or self.peers]
         self.wait(
-            lambda: all(p.process.poll() is not None for p in chosen),
+            lambda: all(each.poll() is not None for p in chosen for each in p.processes),
             within_s=within_s,
             what="the end of all peers",
         )
         return {p.name: p.process.returncode for p in chosen}
 
     def finish_well(self, *names: str, within_s: float = 90) -> None:
-        codes = self.finish(*names, within_s=within_s)
-        assert set(codes.values()) == {0}, f"{codes}\n{self.logs()}"
+        self.finish(*names, within_s=within_s)
+        codes = {n: [each.returncode for each in self.peers[n].processes] for n in names or self.peers}
+        assert {code for each in codes.values() for code in each} == {0}, f"{codes}\n{self.logs()}"
 
     def events(self, kind: str | None = None, source: str = "coordinator") -> list[dict[str, Any]]:
         path = self._events_file(source)
@@ -263,7 +285,7 @@ class Swarm:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in [self.coordinator, *(p.process for p in self.peers.values())]:
+        for process in [self.coordinator, *(each for p in self.peers.values() for each in p.processes)]:
             if process.poll() is None:
                 process.kill()
             process.wait(timeout=10)

@@ -125,11 +125,12 @@ def run_peer(
         session.hold_buffers(model)
         observer = _observer(session, model, held_out, config)
         observer.started()
-        train(session, inner, RankBatches(crew, batches), outer, observer)
+        source = batches if batches is not None and crew.num_ranks == 1 else RankBatches(crew, batches)
+        train(session, inner, source, outer, observer)
         if not outer.finished():  # in the middle of a round the weights are this peer's own: nothing to save
             return session.asked_to_leave
         path = run_folder(config) / "model.safetensors" if local.save_model else None
-        observer.finished(dict(model.named_parameters()), path)
+        observer.finished(lambda: gathered(model.named_parameters()), path)
         return outer.ended or f"all {config.run.steps} steps are committed"
 
 

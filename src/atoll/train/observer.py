@@ -18,7 +18,8 @@ from atoll.train.metrics import ThroughputMeter
 
 
 class Observer:
-    """Turns reports into events. The first member (by id) evaluates and saves; if it is lost, the next one does."""
+    """Turns reports into events. The first member (by id) evaluates and saves; if it is lost, the next one does. All of
+    its ranks take part."""
 
     def __init__(
         self,
@@ -61,11 +62,16 @@ class Observer:
         if sync is not None and sync.committed and due:
             self._evaluate_anchor()
 
-    def finished(self, tensors: dict[str, torch.Tensor], path: Path | None) -> None:
-        """Evaluate the final anchor and write it to `path` (safetensors, whole or not at all)."""
+    def finished(self, gather: Callable[[], dict[str, torch.Tensor]], path: Path | None) -> None:
+        """Evaluate the final anchor and write it to `path` (safetensors, whole or not at all). `gather` gives rank 0
+        the whole weights."""
         self._evaluate_anchor()
-        if path is not None and self._leads():
-            self._save(tensors, path)
+        if path is None or not self._leads():
+            return
+        digest = self._session.loop.state.digest()
+        tensors = gather()
+        if self._session.crew.is_lead:
+            self._save(tensors, path, digest)
 
     def _leads(self) -> bool:
         return self._session.members[:1] == (self._session.peer,)
@@ -81,7 +87,7 @@ class Observer:
             )
         )
 
-    def _save(self, tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def _save(self, tensors: dict[str, torch.Tensor], path: Path, digest: str) -> None:
         draft = path.with_suffix(".draft")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,5 +98,4 @@ class Observer:
             raise LocalError(
                 f"cannot write {path}: {error.strerror or error}; free some space or set local.out"
             ) from None
-        digest = self._session.loop.state.digest()
         self._session.events.emit(ModelSaved(path=str(path), version=self._session.version, digest=digest))

@@ -1,4 +1,4 @@
-"""Batches for a peer of several ranks: rank 0 reads, and all ranks get the same batch, of which each trains its rows."""
+"""Batches for a peer of several ranks: rank 0 reads, all ranks get the same batch, and each trains its rows of it."""
 
 from __future__ import annotations
 
