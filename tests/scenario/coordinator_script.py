@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -42,7 +43,7 @@ from atoll.membership.steps import (
 )
 from atoll.sim.schedule_coordinator import make_lanes
 from atoll.sim.schedule_transcript import describe, describe_message
-from atoll.values import Edge, ParameterInfo, RankInfo, TransferStats
+from atoll.values import Edge, ParameterInfo, Range, RankInfo, TransferStats
 
 LAYOUT = "w:4:float32 b:2:float32"
 SETTINGS = {"run.seed": "1", "outer.codec": "int8", "outer.weights": "tokens"}
@@ -100,12 +101,14 @@ class CoordinatorScript:
 
     def do_declare(self, names: list[str], options: dict[str, str]) -> list[str]:
         settings = SETTINGS | {key: value for key, value in options.items() if "." in key}
+        layout = tuple(
+            _parameter(each) for each in options.get("layout", LAYOUT.replace(" ", ",")).split(",")
+        )
+        whole = Range(0, sum(math.prod(each.shape) for each in layout))
         message = Declare(
-            layout=tuple(
-                _parameter(each) for each in options.get("layout", LAYOUT.replace(" ", ",")).split(",")
-            ),
+            layout=layout,
             settings=settings,
-            ranks=(RankInfo("host", 1, (), sidecar_port=2),),
+            ranks=(RankInfo("host", 1, (whole,), sidecar_port=2),),
             version=int(options.get("version", 0)),
             round=int(options.get("round", 0)),
             digest=options.get("digest", "d0"),

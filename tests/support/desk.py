@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.events import Event
 from atoll.membership import coordinator
@@ -29,12 +31,21 @@ from atoll.membership.steps import (
     Tick,
 )
 from atoll.plan.planner import choose
-from atoll.values import Edge, LinkRate, ParameterInfo, Plan, RankInfo, TransferStats
+from atoll.values import Edge, LinkRate, ParameterInfo, Plan, Range, RankInfo, TransferStats
 
 LAYOUT = (ParameterInfo("w", (4,), "float32"),)
 SETTINGS: dict[str, Scalar] = {"outer.weights": "tokens", "outer.codec": "int8", "run.seed": 1}
 
 E = TypeVar("E", bound=Event)
+
+
+def owning_all(message: Declare) -> Declare:
+    """The same, with one rank that owns all, where nothing is said of what ranks own."""
+    whole = Range(0, sum(math.prod(each.shape) for each in message.layout))
+    if any(each.ranges for each in message.ranks):
+        return message
+    first = message.ranks[0] if message.ranks else RankInfo("", 0, ())
+    return replace(message, ranks=(replace(first, ranges=(whole,)),))
 
 
 class Desk:
@@ -65,6 +76,9 @@ class Desk:
         return self.take(coordinator.step(self.state, event, self.now_s, make_lanes=self._make_lanes))
 
     def said(self, peer: str, message: PeerMessage, incarnation: str = "1") -> tuple[Effect, ...]:
+        """A declaration that says nothing of what its rank owns means one rank that owns all."""
+        if isinstance(message, Declare):
+            message = owning_all(message)
         return self.hear(PeerSaid(peer, incarnation, message))
 
     def order(self, request: StopRun | LeavePeer | EvictPeer) -> Done:

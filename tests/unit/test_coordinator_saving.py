@@ -21,7 +21,7 @@ from atoll.membership.steps import (
     Send,
     Tick,
 )
-from atoll.values import RankInfo, TransferStats
+from atoll.values import Range, RankInfo, TransferStats
 from support.fake_peer import LAYOUT, SETTINGS, make_lanes
 
 
@@ -46,7 +46,7 @@ class Desk:
         declared = Declare(
             layout=LAYOUT,
             settings=SETTINGS,
-            ranks=(RankInfo("1.2.3.4", 5, ()),),
+            ranks=(RankInfo("1.2.3.4", 5, (Range(0, 4),)),),
             version=self.version,
             round=self.version,
             digest=f"d{self.version}",

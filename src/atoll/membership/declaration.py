@@ -8,6 +8,8 @@ newest is told to catch up.
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
 from atoll import events
@@ -16,7 +18,7 @@ from atoll.membership.admission import dismiss, refuse
 from atoll.membership.catching_up import begin_declared, wrong_bits
 from atoll.membership.coordinator_draft import Draft
 from atoll.membership.coordinator_state import PeerRecord, counted, ids
-from atoll.membership.differences import layout_difference, settings_difference
+from atoll.membership.differences import layout_difference, ownership_fault, settings_difference
 from atoll.membership.messages import Abort, AskToLeave, Declare, Freeze, Reduce, Verdict
 from atoll.membership.steps import RunDefined
 
@@ -84,6 +86,9 @@ def _mismatch(draft: Draft, peer: str, message: Declare) -> tuple[str, str] | No
         )
         if reason is not None:
             return "layout", f"{reason}; start {peer!r} with the run's model"
+    numel = sum(math.prod(each.shape) for each in message.layout)
+    if reason := ownership_fault(message.ranks, numel, f"peer {peer!r}"):
+        return "layout", f"{reason}; start {peer!r} again, with the same version of atoll as the others"
     if reason := leasing.difference(state, message):
         return "settings", reason
     if message.version == 0 == state.version and state.digest not in ("", message.digest):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from atoll.membership.messages import Scalar
-from atoll.values import ParameterInfo
+from atoll.values import ParameterInfo, RankInfo
 
 Layout = Mapping[str, ParameterInfo]
 
@@ -42,3 +42,17 @@ def layout_difference(run: Layout, peer: Layout, who: str) -> str | None:
 
 def _spelled(parameter: ParameterInfo) -> str:
     return f"{parameter.dtype}{list(parameter.shape)}"
+
+
+def ownership_fault(ranks: Sequence[RankInfo], numel: int, who: str) -> str | None:
+    """What is wrong with the ranges that a peer's ranks own: each of `numel` elements has one owner; None if so."""
+    pieces = sorted((each.start, each.stop, rank) for rank, info in enumerate(ranks) for each in info.ranges)
+    done = 0
+    for start, stop, rank in pieces:
+        if start >= stop or start < 0 or stop > numel:
+            return f"{who} rank {rank} owns elements {start} to {stop}; the model has 0 to {numel}"
+        if start != done:
+            whose = "nobody owns" if start > done else "two ranks own"
+            return f"of {who} {whose} elements {min(start, done)} to {max(start, done)}"
+        done = stop
+    return f"of {who} nobody owns elements {done} to {numel}" if done != numel else None

@@ -47,7 +47,7 @@ from atoll.membership.steps import (
 )
 from atoll.sim.schedule_arithmetic import next_digest, steps_of_round
 from atoll.sim.schedule_data import LENGTHS, VirtualReader
-from atoll.values import OpId, ParameterInfo, Plan, RankInfo, ReduceReport
+from atoll.values import OpId, ParameterInfo, Plan, Range, RankInfo, ReduceReport
 
 if TYPE_CHECKING:
     from atoll.sim.schedule_coordinator import Connection
@@ -112,7 +112,7 @@ class VirtualPeer(Process):
         return Declare(
             layout=LAYOUT,
             settings=self.world.run_settings,
-            ranks=(RankInfo("127.0.0.1", 1, (), sidecar_port=2),),
+            ranks=(RankInfo("127.0.0.1", 1, (Range(0, 8),), sidecar_port=2),),
             version=self.version,
             round=self.round,
             digest=self.digest,
