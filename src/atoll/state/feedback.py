@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll import kernels
 from atoll.kernels import Bytes, Floats, Int64s
+from atoll.runs import Runs
 from atoll.values import CODECS
 
 Share = float | Literal["auto"]
@@ -33,23 +33,27 @@ class ErrorFeedback:
 
     def __init__(self, codec: str, boundaries: Int64s, beta: float) -> None:
         """`boundaries` are the grid's. `beta` is in [0, 1]; with 0 nothing is kept and nothing allocated."""
-        self._codec, self._boundaries, self._beta = codec, boundaries, beta
+        self._codec, self._beta = codec, beta
+        self._runs = Runs.of_whole(boundaries)
         self.residual: NDArray[np.float32] | None = None
         if beta > 0:
             self.residual = np.zeros(int(boundaries[-1]), dtype=np.float32)
 
+    def follow(self, runs: Runs) -> None:
+        """From now on updates are encoded in this order, and on this grid. What is owed stays: it lies in the order of
+        the vector. An update that is not committed yet has to be encoded once more."""
+        self._runs = runs
+
     def encode(self, delta: Floats, out: Bytes) -> bool:
         """Write the wire bytes of the update and of what is owed. False if that is not finite; nothing is kept yet."""
         if self.residual is None:
-            return kernels.encode(self._codec, self._boundaries, delta, out)
-        return kernels.encode_with_feedback(
-            self._codec, self._boundaries, delta, self.residual, self._beta, out
-        )
+            return self._runs.encode(self._codec, delta, out)
+        return self._runs.encode_with_feedback(self._codec, delta, self.residual, self._beta, out)
 
     def commit(self, delta: Floats, data: Bytes) -> None:
         """`data`, which `encode` made of `delta`, is in a committed sum: keep what it did not carry."""
         if self.residual is not None:
-            kernels.update_residual(self._codec, self._boundaries, delta, self._beta, data, self.residual)
+            self._runs.update_residual(self._codec, delta, self._beta, data, self.residual)
 
     def restore(self, residual: Floats) -> None:
         """Go on with what was owed before. Raises ValueError if it is not of this size."""
