@@ -88,7 +88,8 @@ std::vector<std::uint32_t> parents_of(const std::vector<std::int64_t>& parents) 
 
 Plan plan_of(const OpTuple& op, const std::vector<NodeTuple>& nodes,
              const std::vector<LaneTuple>& lanes, const std::string& codec,
-             const Int64s& boundaries, const Int64s& chunk_starts, const Int64s& chunk_lanes) {
+             const Int64s& boundaries, const Int64s& chunk_starts, const Int64s& chunk_lanes,
+             std::uint64_t order, const std::optional<InputBytes>& held) {
   const auto found = find_codec(codec);
   if (!found) {
     throw nb::value_error(("unknown codec '" + codec + "'; known: " + codec_names()).c_str());
@@ -103,6 +104,8 @@ Plan plan_of(const OpTuple& op, const std::vector<NodeTuple>& nodes,
   plan.boundaries = vector_of(boundaries);
   plan.chunk_starts = vector_of(chunk_starts);
   plan.chunk_lanes = vector_of(chunk_lanes);
+  plan.order = order;
+  if (held) plan.held.assign(held->data(), held->data() + held->size());
   return plan;
 }
 
@@ -147,8 +150,10 @@ class PyEngine {
              const std::vector<LaneTuple>& lanes, const std::string& codec,
              const Int64s& boundaries, const Int64s& chunk_starts, const Int64s& chunk_lanes,
              const std::optional<InputBytes>& contribution, const OutputBytes& result,
-             double deadline_s, unsigned connections) {
-    Plan plan = plan_of(op, nodes, lanes, codec, boundaries, chunk_starts, chunk_lanes);
+             double deadline_s, unsigned connections, std::uint64_t order,
+             const std::optional<InputBytes>& held) {
+    Plan plan =
+        plan_of(op, nodes, lanes, codec, boundaries, chunk_starts, chunk_lanes, order, held);
     plan.connections = connections;
     const std::uint8_t* from = contribution ? contribution->data() : nullptr;
     const std::size_t from_bytes = contribution ? contribution->size() : 0;
@@ -245,7 +250,7 @@ void bind_engine(nb::module_& m) {
       .def("start", &PyEngine::start, nb::kw_only(), "op"_a, "nodes"_a, "lanes"_a, "codec"_a,
            "boundaries"_a.noconvert(), "chunk_starts"_a.noconvert(), "chunk_lanes"_a.noconvert(),
            "contribution"_a.noconvert().none(), "result"_a.noconvert(), "deadline_s"_a,
-           "connections"_a = 1)
+           "connections"_a = 1, "order"_a = 0, "held"_a.noconvert() = nb::none())
       .def("wait", &PyEngine::wait, "op"_a, "timeout_s"_a)
       .def("abort", &PyEngine::abort, "op"_a)
       .def("probe", &PyEngine::probe, "nodes"_a, "bytes"_a, "deadline_s"_a, "connections"_a = 1)

@@ -170,18 +170,18 @@ Status Engine::start(Plan plan, const std::uint8_t* contribution, std::size_t co
                      std::uint8_t* result, std::size_t result_bytes, Seconds deadline) {
   Layout layout;
   if (Status s = check_plan(plan, inner_->self, &layout); !s.ok()) return s;
-  if (Status s = check_connections(plan.nodes.size() - 1, plan.connections); !s.ok()) return s;
+  if (Status s = check_connections(layout.num_partners, plan.connections); !s.ok()) return s;
   if (!(deadline.count() > 0)) return bad_argument("the deadline must be above 0 s");
   if (layout.contributes && contribution == nullptr)
     return bad_argument("this node is a source; give its contribution");
   const auto wrong = [&](const char* what, std::size_t bytes) {
     return bad_argument(std::string(what) + " has " + std::to_string(bytes) +
-                        " bytes; the plan asks for " + std::to_string(layout.wire_bytes()));
+                        " bytes; the plan asks for " + std::to_string(layout.buffer_bytes));
   };
-  if (contribution != nullptr && contribution_bytes != layout.wire_bytes()) {
+  if (contribution != nullptr && contribution_bytes != layout.buffer_bytes) {
     return wrong("the contribution", contribution_bytes);
   }
-  if (result_bytes != layout.wire_bytes()) return wrong("the result", result_bytes);
+  if (result_bytes != layout.buffer_bytes) return wrong("the result", result_bytes);
   if (Status s = inner_->registry.admit(plan.op); !s.ok()) return s;
   inner_->loop.post([inner = inner_.get(), plan = std::move(plan), layout = std::move(layout),
                      buffers = Buffers{contribution, result}, deadline]() mutable {

@@ -60,9 +60,9 @@ class Engine {
   // For connections to come; those that are up stay.
   void set_session_key(std::vector<std::uint8_t> key);
 
-  // Begins an op and returns at once. Both buffers hold layout.wire_bytes() bytes of `plan` and are
-  // the engine's until wait() has given the op's report; `contribution` may be null for a node that
-  // is no source. kBadArgument: a malformed plan, an op that was used or aborted before, more
+  // Begins an op and returns at once. Both buffers hold the chunks of `plan.held`, one after the
+  // other, and are the engine's until wait() has given the op's report; `contribution` may be null
+  // for a node that is no source. kBadArgument: a malformed plan, an op that was used or aborted before, more
   // connections than this process may have. Then nothing has begun.
   Status start(Plan plan, const std::uint8_t* contribution, std::size_t contribution_bytes,
                std::uint8_t* result, std::size_t result_bytes, Seconds deadline);

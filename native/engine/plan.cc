@@ -187,6 +187,7 @@ std::uint64_t digest_of(const Plan& plan) {
   transcript.add(plan.boundaries);
   transcript.add(plan.chunk_starts);
   transcript.add(plan.chunk_lanes);
+  transcript.add(plan.order);
   return transcript.digest();
 }
 
@@ -194,6 +195,7 @@ std::uint64_t grid_key_of(const Plan& plan) {
   Transcript transcript;
   transcript.add(std::string(layout(plan.codec).name));
   transcript.add(plan.boundaries);
+  transcript.add(plan.order);
   return transcript.digest();
 }
 
@@ -259,6 +261,7 @@ class WayUp {
 
 Station station_of(const Plan& plan, const Lane& lane, std::uint32_t self) {
   Station station;
+  if (lane.up[self] == kNobody && lane.down[self] == kNobody) return station;
   const WayUp way(plan, lane);
   station.inputs = way.inputs(self);
   station.is_root = lane.root == self;
@@ -269,6 +272,38 @@ Station station_of(const Plan& plan, const Lane& lane, std::uint32_t self) {
     if (node != lane.root && lane.down[node] == self) station.below.push_back(node);
   }
   return station;
+}
+
+// A rank's buffers hold what it owns: the chunks of the lanes that pass it, one after the other.
+Status place_chunks(const Plan& plan, Layout* out) {
+  const std::size_t num_chunks = plan.chunk_lanes.size();
+  if (!plan.held.empty() && plan.held.size() != num_chunks) {
+    return bad_argument("it is said of " + number(plan.held.size()) + " chunks whether this node's " +
+                        "buffers hold them; there are " + number(num_chunks));
+  }
+  out->buffer_offsets.reserve(num_chunks);
+  for (std::uint32_t c = 0; c < num_chunks; ++c) {
+    const bool held = plan.held.empty() || plan.held[c];
+    if (!held && !out->stations[static_cast<std::size_t>(plan.chunk_lanes[c])].idle()) {
+      return bad_argument("chunk " + number(c) + " passes " + to_string(plan.nodes[out->self].name) +
+                          ", whose buffers do not hold it");
+    }
+    out->buffer_offsets.push_back(out->buffer_bytes);
+    if (held) out->buffer_bytes += out->chunk_bytes(c);
+  }
+  return success();
+}
+
+std::size_t count_partners(const Layout& layout) {
+  std::set<std::uint32_t> partners;
+  for (const Station& station : layout.stations) {
+    for (const Input& input : station.inputs) partners.insert(input.node);
+    partners.insert(station.below.begin(), station.below.end());
+    partners.insert({station.parent, station.feeder});
+  }
+  partners.erase(kNobody);
+  partners.erase(layout.self);
+  return partners.size();
 }
 
 }  // namespace
@@ -293,6 +328,8 @@ Status check_plan(const Plan& plan, const NodeName& self, Layout* out) {
     return bad_argument("the grid's boundaries must begin at 0 and never fall");
   if (Status s = check_chunks(plan, out); !s.ok()) return s;
   for (const Lane& lane : plan.lanes) out->stations.push_back(station_of(plan, lane, out->self));
+  if (Status s = place_chunks(plan, out); !s.ok()) return s;
+  out->num_partners = count_partners(*out);
   out->digest = digest_of(plan);
   out->grid_key = grid_key_of(plan);
   return success();

@@ -52,7 +52,13 @@ struct Plan {
   std::vector<std::int64_t> boundaries;    // of the block grid, in elements
   std::vector<std::int64_t> chunk_starts;  // in elements; one more than there are chunks
   std::vector<std::int64_t> chunk_lanes;
+  // Names the order in which the model's elements follow each other here: the same boundaries in
+  // another order are another grid.
+  std::uint64_t order = 0;
   unsigned connections = 1;  // between two nodes that exchange data
+  // This node's own affair, and no part of what must agree: which chunks its buffers hold, one after
+  // the other. Empty: all of them.
+  std::vector<bool> held;
 };
 
 // Names the bytes of one part of a tree by all that they depend on, chunk apart; 0: no name.
@@ -74,6 +80,11 @@ struct Station {
   std::vector<std::uint32_t> below;  // get the finished bytes from this node
   ContentKey finished_key = 0;
   bool is_root = false;
+
+  // Without business in the lane: it neither needs nor waits for anything.
+  bool idle() const {
+    return !is_root && inputs.empty() && feeder == kNobody && below.empty();
+  }
 };
 
 // A checked plan with what follows from it.
@@ -82,11 +93,14 @@ struct Layout {
   std::vector<std::size_t>
       offsets;               // chunk c is bytes [offsets[c], offsets[c + 1]) of the encoded vector
   std::uint64_t digest = 0;  // over all that must agree; addresses and deadlines need not
-  std::uint64_t grid_key = 0;     // over the codec and the boundaries
+  std::uint64_t grid_key = 0;     // over the codec, the boundaries and their order
   bool contributes = false;       // this node is a source of a lane that has chunks
   std::vector<Station> stations;  // by lane
+  std::size_t num_partners = 0;   // other nodes that data is exchanged with
+  // Chunk c begins here in this node's buffers, if they hold it.
+  std::vector<std::size_t> buffer_offsets;
+  std::size_t buffer_bytes = 0;
 
-  std::size_t wire_bytes() const { return offsets.back(); }
   std::size_t chunk_bytes(std::uint32_t chunk) const { return offsets[chunk + 1] - offsets[chunk]; }
 };
 

@@ -47,7 +47,7 @@ void Transfer::find_kept() {
     }
     const bool finished =
         here.finished_key != 0 &&
-        kept_->is_finished(here.finished_key, range(c), buffers_.result + layout_.offsets[c],
+        kept_->is_finished(here.finished_key, range(c), buffers_.result + layout_.buffer_offsets[c],
                            layout_.chunk_bytes(c), &checksums_[c]);
     if (finished && here.is_root) {
       book_.hold_finished(c);
@@ -86,7 +86,7 @@ std::optional<std::uint32_t> Transfer::index_of(const NodeName& node) const {
 // ---- bytes ----
 
 std::uint8_t* Transfer::place(std::uint32_t from, Piece piece) {
-  if (piece.phase == Phase::kFinished) return buffers_.result + layout_.offsets[piece.chunk];
+  if (piece.phase == Phase::kFinished) return buffers_.result + layout_.buffer_offsets[piece.chunk];
   return places_[piece.chunk][*book_.input_slot(piece.chunk, from)];
 }
 
@@ -97,11 +97,11 @@ bool Transfer::received(std::uint32_t from, Piece piece, std::uint64_t checksum)
 
 const std::uint8_t* Transfer::input(std::uint32_t chunk, std::size_t slot) const {
   const bool own = book_.station(chunk).inputs[slot].node == layout_.self;
-  return own ? buffers_.contribution + layout_.offsets[chunk] : places_[chunk][slot];
+  return own ? buffers_.contribution + layout_.buffer_offsets[chunk] : places_[chunk][slot];
 }
 
 const std::uint8_t* Transfer::bytes_of(Piece piece) const {
-  if (piece.phase == Phase::kFinished) return buffers_.result + layout_.offsets[piece.chunk];
+  if (piece.phase == Phase::kFinished) return buffers_.result + layout_.buffer_offsets[piece.chunk];
   return means_[piece.chunk] != nullptr ? means_[piece.chunk] : input(piece.chunk, 0);
 }
 
@@ -121,7 +121,7 @@ Sum Transfer::sum(std::uint32_t chunk) {
     contributions.push_back(input(chunk, slot));
     weights.push_back(here.inputs[slot].weight);
   }
-  std::uint8_t* out = here.is_root ? buffers_.result + layout_.offsets[chunk] : means_[chunk];
+  std::uint8_t* out = here.is_root ? buffers_.result + layout_.buffer_offsets[chunk] : means_[chunk];
   Sum sum;
   Checksum checksum(out);
   sum.finite = reduce_range(plan_.codec, plan_.boundaries, plan_.chunk_starts[chunk],
@@ -148,7 +148,7 @@ void Transfer::leave_to_next_attempt() {
       if (came && input.key != 0) kept_->add(input.key, range(c), places_[c][slot]);
     }
     if (here.finished_key != 0 && book_.has_finished(c)) {
-      kept_->add_finished(here.finished_key, range(c), buffers_.result + layout_.offsets[c],
+      kept_->add_finished(here.finished_key, range(c), buffers_.result + layout_.buffer_offsets[c],
                           checksums_[c]);
     }
   }

@@ -127,10 +127,14 @@ class Engine:
         result: NDArray[np.uint8],
         deadline_s: float,
         connections: int = 1,
+        order: int = 0,
+        held: NDArray[np.uint8] | None = None,
     ) -> None:
         """Begin an op and return at once. nodes: (peer, rank, host, port, stamp of what it contributes or 0);
         lanes: (root node, source nodes in sum order, their weights, by node where it sends to and where it hears from, -1
-        for neither); connections: so many links are kept with every node that data is exchanged with, 1 to 64.
+        for neither); connections: so many links are kept with every node that data is exchanged with, 1 to 64;
+        order: 64 bits that name the order of the model's elements in the vector, the same on all nodes; held: by chunk,
+        whether this node's buffers hold it (1 or 0), one after the other; None: all.
         ValueError for a malformed plan, for an op that is known already, or for one that was
         aborted before it began (then nothing is started). Keeps references to the arrays until the op has ended."""
     def wait(

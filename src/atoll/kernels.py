@@ -101,6 +101,11 @@ def digest_bytes(data: Bytes) -> bytes:
     return _native.digest_bytes(data)
 
 
+def result_digest(routes: Sequence[bytes]) -> str:
+    """The digest of an op's bytes, in hex, from those of its routes, one after the other; of one route, its own."""
+    return (routes[0] if len(routes) == 1 else hashlib.sha256(b"".join(routes)).digest()[:16]).hex()
+
+
 def state_digest(tables: Iterable[Table]) -> str:
     """The digest of a state: SHA-256, in hex, over its digest tables one after the other."""
     sha = hashlib.sha256()

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "atoll"
 
 FLOOR = {
     **dict.fromkeys(
-        ("errors", "values", "clock", "events", "log", "signals", "config", "kernels", "shuffle"), 0
+        ("errors", "values", "clock", "events", "log", "signals", "config", "kernels", "runs", "shuffle"), 0
     ),
     **dict.fromkeys(("codecs", "state", "membership", "plan", "network", "data"), 1),
     **dict.fromkeys(("comm", "mesh", "recovery", "checkpoint"), 2),

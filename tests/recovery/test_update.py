@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from atoll import kernels
+from atoll.comm.digests import combined_digest, route_digests
 from atoll.diloco.outer import OuterState
 from atoll.diloco.schedule import RoundShape
+from atoll.plan.routes import routing_of
 from atoll.recovery.update import PIECE_BYTES, Update, decode_head, head_of, piece_bytes_of, replay
-from atoll.values import CODECS
+from atoll.state.snapshot import LoadedState
+from atoll.values import CODECS, Contribution, OpId
 from support.history import History
+from support.rank_engines import GRID, Cut, cut_of, plan_with
 from support.states import assert_same, copy_of
 
 NUMEL = 5000
@@ -107,3 +111,80 @@ def test_small_updates_are_cut_finer_and_large_ones_as_snapshots_are() -> None:
     sizes = (1, 300_000, 5_000_000, 16 * PIECE_BYTES, 10**12)
     counts = [-(-size // piece_bytes_of(size)) for size in sizes]
     assert counts == [1, 2, 16, 16, -(-(10**12) // PIECE_BYTES)]
+
+
+# ---- in the order of an op of peers that are cut differently ----
+
+
+def routed_update(codec: str, cuts: dict[str, Cut]) -> tuple[Update, kernels.Bytes, LoadedState, np.ndarray]:
+    """A commit of these peers: the update, its bytes in the order of the op, the state before, the mean."""
+    routing = routing_of(plan_with(cuts, {}, codec, OpId(1, 1)), GRID)
+    rng = np.random.default_rng(3)
+    anchor, mean = rng.standard_normal((2, GRID.numel), dtype=np.float32)
+    data = np.empty(routing.grid.wire_bytes(codec), dtype=np.uint8)
+    assert routing.whole.encode(codec, mean, data)
+    routing.whole.decode(codec, data, mean)
+    rows = []
+    for rank in range(len(cuts["c"])):
+        part = routing.part("c", rank)
+        own = np.concatenate([data[place] for place in routing.wire_slices(codec, part)])
+        rows.append(route_digests(routing, codec, "c", rank, own))
+    update = Update(
+        version=1,
+        op=OpId(1, 1),
+        round=1,
+        step=0,
+        inner_steps=5,
+        lr=0.7,
+        momentum=0.9,
+        nesterov=True,
+        codec=codec,
+        contributions=(Contribution("a", 1),),
+        boundaries=tuple(routing.grid.boundaries.tolist()),
+        wire_bytes=data.size,
+        result_digest=combined_digest(routing, rows),
+        order=routing.order,
+        routes=tuple(routing.wire_cuts(codec).tolist()) if len(routing.routes) > 1 else (),
+    )
+    return update, data, LoadedState(anchor, np.zeros_like(anchor), version=0, round=0, step=0), mean
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "stat2"])
+def test_an_update_of_peers_that_are_cut_differently_is_replayed_on_a_whole_vector(codec: str) -> None:
+    """Whoever replays it may be cut otherwise again: its anchor is in the model's own order."""
+    update, data, state, mean = routed_update(codec, {"a": cut_of(1), "b": cut_of(2), "c": cut_of(3)})
+    assert len(update.order) > len(update.routes) - 1 == 4
+    expected = OuterState(state.anchor.copy())
+    expected.commit(mean, RoundShape(update.inner_steps, update.lr, update.momentum, update.nesterov))
+    head = decode_head(msgspec.json.encode(head_of(update, data)))
+    assert head.update == update
+    replay(state, head.update, data)
+    np.testing.assert_array_equal(state.anchor, expected.anchor)
+    np.testing.assert_array_equal(state.velocity, expected.velocity)
+
+
+def test_where_nobody_is_cut_an_update_says_nothing_of_an_order() -> None:
+    update, data, _, _ = routed_update("int8", {"a": cut_of(1), "c": cut_of(1)})
+    assert (update.order, update.routes) == ((), ())
+    assert update.result_digest == kernels.digest_bytes(data).hex()
+    old = msgspec.to_builtins(head_of(update, data))  # as it was written before there was an order
+    del old["update"]["order"], old["update"]["routes"]
+    assert decode_head(msgspec.json.encode(old)).update == update
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda u: changed(order=u.order[1:])(u), "its order"),
+        (lambda u: changed(order=(*u.order, u.order[0]))(u), "its order"),
+        (lambda u: changed(order=((0, 1), (1, u.boundaries[-1])))(u), "its order"),
+        (lambda u: changed(order=((5, 5), *u.order))(u), "its order"),
+        (lambda u: changed(order=tuple((a - 3, b - 3) for a, b in u.order))(u), "its order"),
+        (lambda u: changed(routes=u.routes[1:])(u), "its routes"),
+        (lambda u: changed(routes=(0, *u.routes))(u), "its routes"),
+    ],
+)
+def test_an_order_that_is_none_is_refused(change: Callable[[Update], Update], sentence: str) -> None:
+    update, data, _, _ = routed_update("int8", {"a": cut_of(1), "b": cut_of(2), "c": cut_of(3)})
+    with pytest.raises(ValueError, match=f"{sentence} makes? no sense"):
+        decode_head(msgspec.json.encode(head_of(change(update), data)))

@@ -37,13 +37,18 @@ def certificates(name: str, authorities: str = "authority") -> Tls:
 
 
 def open_engine(
-    peer: str, key: bytes = KEY, connect_timeout_s: float = CONNECT_S, port: int = 0, **options: Any
+    peer: str,
+    key: bytes = KEY,
+    connect_timeout_s: float = CONNECT_S,
+    port: int = 0,
+    rank: int = 0,
+    **options: Any,
 ) -> NativeCommunicator:
     """`options` are further arguments of NativeCommunicator."""
     return NativeCommunicator(
         run="test",
         peer=peer,
-        rank=0,
+        rank=rank,
         session_key=key,
         bind_host="127.0.0.1",
         port=port,

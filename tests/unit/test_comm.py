@@ -16,6 +16,7 @@ from atoll.comm.faulty import FailAttempt, Faulty, FlipBit
 from atoll.comm.loopback import LoopbackCommunicator, LoopbackHub
 from atoll.comm.native import expand
 from atoll.plan.grid import Grid
+from atoll.plan.routes import routing_of
 from atoll.values import CODECS, Contribution, Edge, Lane, NodeId, OpId, Plan, Range, RankInfo
 from support.engines import Engines, Running, decoded, encoded, plan_for
 from support.slack import SLACK_S
@@ -35,10 +36,16 @@ def plan(comms: dict[str, Communicator], op: OpId, **options: object) -> Plan:
 # ---- native ----
 
 
-def test_a_plan_with_several_ranks_joins_those_of_the_same_number() -> None:
+def test_a_plan_with_several_ranks_joins_those_that_own_the_same() -> None:
+    """Of 12 elements in two parameters, a and c are cut in two, b in three."""
+    grid = Grid.of([6, 6])
+    cuts = {"a": [(0, 3, 6, 9), (3, 6, 9, 12)], "b": [(0, 2, 6, 8), (2, 4, 8, 10), (4, 6, 10, 12)]}
+    cuts["c"] = cuts["a"]
     ranks = {
-        peer: tuple(RankInfo(peer, 10 * number, (Range(0, 5),)) for number in range(count))
-        for peer, count in (("a", 2), ("b", 3), ("c", 2))
+        peer: tuple(
+            RankInfo(peer, 10 * number, (Range(*own[:2]), Range(*own[2:]))) for number, own in enumerate(cut)
+        )
+        for peer, cut in cuts.items()
     }
     two_each = Plan(
         op=OpId(1, 0),
@@ -50,17 +57,24 @@ def test_a_plan_with_several_ranks_joins_those_of_the_same_number() -> None:
         codec="fp32",
         deadline_s=1.0,
     )
-    expansion = expand(two_each, 1)
+    routing = routing_of(two_each, grid)
+    assert routing.routes == ((0, 0, 0), (0, 1, 0), (1, 1, 1), (1, 2, 1))
+    assert routing.cuts.tolist() == [0, 4, 6, 8, 12]
+    expansion = expand(two_each, routing)
     assert [str(node) for node in expansion.nodes] == ["a.0", "a.1", "b.0", "b.1", "b.2", "c.0", "c.1"]
     assert expansion.addresses[3] == ("b", 10)
     index = {node: position for position, node in enumerate(expansion.nodes)}
-    members = [index[NodeId(peer, 1)] for peer in ("a", "b", "c")]
-    sources = [index[NodeId("a", 1)], index[NodeId("c", 1)]]
-    for lane, root in zip(expansion.lanes, ("b", "c"), strict=True):
-        star = [index[NodeId(root, 1)] if node in members else -1 for node in range(7)]
-        assert lane == (index[NodeId(root, 1)], sources, [2, 1], star, star)
+    lanes = iter(expansion.lanes)
+    for route in routing.routes:
+        owners = dict(
+            zip("abc", [index[NodeId(*each)] for each in zip("abc", route, strict=True)], strict=True)
+        )
+        for root in ("b", "c"):
+            star = [owners[root] if node in owners.values() else -1 for node in range(7)]
+            assert next(lanes) == (owners[root], [owners["a"], owners["c"]], [2, 1], star, star)
+    assert next(lanes, None) is None
     with pytest.raises(ValueError, match="'a' has no rank 2"):
-        expand(two_each, 2)
+        routing.part("a", 2)
 
 
 def test_a_signal_between_the_report_and_its_reader_is_no_other_error(
@@ -97,7 +111,8 @@ def test_a_signal_between_the_report_and_its_reader_is_no_other_error(
 def test_hosts_may_be_names() -> None:
     with Engines(2) as engines:
         by_number = engines.plan(GRID, "fp32", OpId(1, 0))
-        ranks = {peer: (RankInfo("localhost", port, ()),) for peer, port in engines.ports.items()}
+        own = by_number.ranks["p0"][0].ranges
+        ranks = {peer: (RankInfo("localhost", port, own),) for peer, port in engines.ports.items()}
         for result in engines.reduce(msgspec.structs.replace(by_number, ranks=ranks), GRID):
             np.testing.assert_array_equal(decoded(GRID, "fp32", result), np.float32(1.5))
 

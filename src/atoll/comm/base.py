@@ -29,9 +29,12 @@ class Communicator(Protocol):
     def reduce(self, plan: Plan, grid: Grid, contribution: Bytes | None, result: Bytes) -> ReduceReport:
         """Take part in one attempt; blocks until it ends, at most `plan.deadline_s` and a little.
 
-        `contribution` is this rank's encoded update (`grid.wire_bytes(plan.codec)` bytes), or None if this peer does
-        not contribute. `result` (same length, writable) receives the finished bytes; if the report is not ok its
-        contents are unspecified. Both buffers are free again when the call returns. Never raises for the network.
+        `grid` has the sizes of the model's parameters, in layout order. The plan's ranks refine it: see `plan.routes`,
+        of which this rank's `part` says how its own vector is encoded and what comes back decoded. `contribution` is
+        this rank's encoded update (`part.grid.wire_bytes(plan.codec)` bytes; all of the vector, and its own grid, where
+        every member has one rank), or None if this peer does not contribute. `result` (same length, writable) receives
+        the finished bytes; if the report is not ok its contents are unspecified. Both buffers are free again when the
+        call returns. Never raises for the network.
         """
         ...
 

@@ -19,6 +19,7 @@ from atoll.errors import LocalError
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
 from atoll.plan.links import CROWD
+from atoll.plan.routes import Part, Routing, routing_of
 from atoll.plan.trees import parents_of
 from atoll.values import Edge, LinkRate, NodeId, OpId, Plan, RankInfo, ReduceReport, TransferStats
 
@@ -32,7 +33,8 @@ _NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A plan in the engine's terms. Nodes are named by their index in `nodes`; `stamps` name what each contributes."""
+    """A plan in the engine's terms. Nodes are named by their index in `nodes`; `stamps` name what each contributes.
+    `lanes` are the plan's, for route after route."""
 
     nodes: tuple[NodeId, ...]
     addresses: tuple[tuple[str, int], ...]
@@ -40,39 +42,41 @@ class Expansion:
     lanes: tuple[_Lane, ...]
 
 
-def expand(plan: Plan, rank: int) -> Expansion:
-    """All ranks of all members are nodes; a lane joins those of number `rank`, which own the same range.
+def expand(plan: Plan, routing: Routing) -> Expansion:
+    """All ranks of all members are nodes; a lane joins, on each route, the ranks that own it.
 
-    ValueError if a member has no such rank, or a lane does not fit the members.
+    ValueError if a lane does not fit the members.
     """
-    nodes, addresses, stamps = [], [], []
+    nodes, addresses, stamps, first = [], [], [], []
     digests = {contribution.peer: contribution.digest for contribution in plan.contributions}
     for peer in plan.members:
+        first.append(len(nodes))
         for number, info in enumerate(plan.ranks[peer]):
             nodes.append(NodeId(peer, number))
             addresses.append((info.host, info.port))
             stamps.append(_stamp(digests.get(peer, "")))
-    index = {node: position for position, node in enumerate(nodes)}
-
-    def node_of(peer: str) -> int:
-        if NodeId(peer, rank) not in index:
-            raise ValueError(f"op {plan.op}: {peer!r} has no rank {rank} among the plan's members")
-        return index[NodeId(peer, rank)]
-
-    sources = [node_of(contribution.peer) for contribution in plan.contributions]
+    index = {peer: member for member, peer in enumerate(plan.members)}
+    for contribution in plan.contributions:
+        if contribution.peer not in index:
+            raise ValueError(
+                f"op {plan.op}: contributor {contribution.peer!r} is not among the plan's members"
+            )
+    sources = [index[contribution.peer] for contribution in plan.contributions]
     weights = [contribution.weight for contribution in plan.contributions]
-    of_member = [node_of(peer) for peer in plan.members]
-
-    def tree(parents: Sequence[int]) -> list[int]:
-        by_node = [_NOBODY] * len(nodes)
-        for node, parent in zip(of_member, parents, strict=True):
-            by_node[node] = of_member[parent] if parent >= 0 else _NOBODY
-        return by_node
+    trees = [(index.get(lane.root, 0), *parents_of(lane, plan.members)) for lane in plan.lanes]
 
     lanes = []
-    for lane in plan.lanes:
-        up, down = parents_of(lane, plan.members)
-        lanes.append((node_of(lane.root), sources, weights, tree(up), tree(down)))
+    for ranks in routing.routes:
+        of_member = [start + rank for start, rank in zip(first, ranks, strict=True)]
+
+        def tree(parents: Sequence[int], of_member: list[int] = of_member) -> list[int]:
+            by_node = [_NOBODY] * len(nodes)
+            for node, parent in zip(of_member, parents, strict=True):
+                by_node[node] = of_member[parent] if parent >= 0 else _NOBODY
+            return by_node
+
+        of_sources = [of_member[source] for source in sources]
+        lanes += [(of_member[root], of_sources, weights, tree(up), tree(down)) for root, up, down in trees]
     return Expansion(tuple(nodes), tuple(addresses), tuple(stamps), tuple(lanes))
 
 
@@ -123,7 +127,7 @@ class NativeCommunicator:
         limit. With `tls` all links are TLS 1.3 and both ends show certificates; ValueError if they are no use, or if
         this build has no TLS.
         """
-        self._rank = rank
+        self._peer, self._rank = peer, rank
         try:
             self._engine = _native.Engine(
                 run=run,
@@ -165,13 +169,18 @@ class NativeCommunicator:
 
         ValueError and TypeError are for the caller's own buffers: wrong length, wrong type, not writable.
         """
-        _check_length("result", result, grid, plan.codec)
+        try:
+            routing = routing_of(plan, grid)
+            part = routing.part(self._peer, self._rank)
+        except ValueError as error:
+            return ReduceReport(ok=False, reason=f"op {plan.op}: {error}")
+        _check_length("result", result, part.grid, plan.codec)
         if contribution is not None:
-            _check_length("contribution", contribution, grid, plan.codec)
+            _check_length("contribution", contribution, part.grid, plan.codec)
         op = (plan.op.term, plan.op.round, plan.op.fragment, plan.op.attempt)
         try:
-            expansion = expand(plan, self._rank)
-            self._start(op, plan, expansion, grid, contribution, result)
+            expansion = expand(plan, routing)
+            self._start(op, plan, expansion, routing, part, contribution, result)
         except ValueError as error:
             return ReduceReport(ok=False, reason=str(error))
         ok, reason, broken, stats, rates = self._wait(op)
@@ -211,11 +220,14 @@ class NativeCommunicator:
         op: tuple[int, int, int, int],
         plan: Plan,
         expansion: Expansion,
-        grid: Grid,
+        routing: Routing,
+        part: Part,
         contribution: Bytes | None,
         result: Bytes,
     ) -> None:
-        chunks = chunk_table(grid, plan.lanes, plan.codec, plan.chunk_bytes)
+        grid = routing.grid
+        chunks = chunk_table(grid, plan.lanes, plan.codec, plan.chunk_bytes, routing.cuts)
+        holds_all = len(part.routes) == len(routing.routes)
         self._engine.start(
             op=op,
             nodes=[
@@ -228,11 +240,13 @@ class NativeCommunicator:
             codec=plan.codec,
             boundaries=grid.boundaries,
             chunk_starts=chunks.starts,
-            chunk_lanes=chunks.lanes,
+            chunk_lanes=chunks.routes * len(plan.lanes) + chunks.lanes,
             contribution=contribution,
             result=result,
             deadline_s=plan.deadline_s,
             connections=plan.connections,
+            order=routing.order_key,
+            held=None if holds_all else np.isin(chunks.routes, part.routes).view(np.uint8),
         )
 
     def _wait(self, op: tuple[int, int, int, int]) -> _Report:
@@ -263,7 +277,8 @@ def _edges(nodes: tuple[NodeId, ...], pairs: list[tuple[int, int]]) -> tuple[Edg
 
 
 def _links(nodes: tuple[NodeId, ...], rates: list[tuple[int, int, float, float]]) -> tuple[LinkRate, ...]:
-    """Rates between nodes as rates between peers. In a crowd only the lines', with the longest round trip."""
+    """Rates between nodes as rates between peers: links to several ranks of one carry at once, and are added up. In a
+    crowd only the lines', with the longest round trip."""
 
     def peer(index: int) -> str:
         return nodes[index].peer if index >= 0 else ""  # all others together
@@ -273,4 +288,9 @@ def _links(nodes: tuple[NodeId, ...], rates: list[tuple[int, int, float, float]]
         rates = [
             (source, target, rate, longest_s) for source, target, rate, _ in rates if min(source, target) < 0
         ]
-    return tuple(LinkRate(peer(source), peer(target), rate, rtt_s) for source, target, rate, rtt_s in rates)
+    links: dict[tuple[str, str], LinkRate] = {}
+    for source, target, rate, rtt_s in rates:
+        link = peer(source), peer(target)
+        other = links.get(link, LinkRate(*link, 0.0))
+        links[link] = LinkRate(*link, other.bytes_per_s + rate, max(other.rtt_s, rtt_s))
+    return tuple(links.values())

@@ -10,14 +10,21 @@ from atoll import kernels
 from atoll.comm.base import Bytes
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
+from atoll.plan.routes import routing_of
 from atoll.plan.trees import WayUp, way_up
 from atoll.values import Plan
 
 
 def reduce_here(plan: Plan, grid: Grid, contributions: Mapping[str, Bytes]) -> Bytes | None:
-    """The finished bytes of `plan`, from each contributor's encoded update; None if a mean is not finite."""
+    """The finished bytes of `plan`, from each contributor's encoded update; None if a mean is not finite.
+
+    `grid` is the parameters'; all bytes are of whole vectors, in the order of the op (`plan.routes`). ValueError if the
+    plan makes no sense.
+    """
+    routing = routing_of(plan, grid)
+    grid = routing.grid
     finished = np.empty(grid.wire_bytes(plan.codec), dtype=np.uint8)
-    chunks = chunk_table(grid, plan.lanes, plan.codec, plan.chunk_bytes)
+    chunks = chunk_table(grid, plan.lanes, plan.codec, plan.chunk_bytes, routing.cuts)
     ways = [way_up(lane, plan.members, plan.contributions) for lane in plan.lanes]
     for chunk in range(len(chunks)):
         start, stop = int(chunks.starts[chunk]), int(chunks.starts[chunk + 1])

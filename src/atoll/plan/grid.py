@@ -45,6 +45,10 @@ class Grid:
     def num_blocks(self, codec: str) -> int:
         return int(self._blocks_before(CODECS[codec])[-1])
 
+    def blocks_before(self, codec: str, segment_starts: Int64s) -> Int64s:
+        """How many blocks come before element positions at which segments begin, or the vector ends."""
+        return self._blocks_before(CODECS[codec])[np.searchsorted(self.boundaries, segment_starts)]
+
     def wire_bytes(self, codec: str) -> int:
         """Bytes of one encoded vector."""
         spec = CODECS[codec]
