@@ -1,4 +1,4 @@
-"""One rank of a peer in a scene, for tests: `python -m support.rank_worker SCENE [ARGUMENTS]`, as a launcher starts it."""
+"""One rank of a peer in a scene, for tests: `python -m support.rank_worker SCENE [CONNECT_S]`, started by a launcher."""
 
 from __future__ import annotations
 

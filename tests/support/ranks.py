@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,11 @@ class Ranks:
     def all_ended(self, within_s: float = 60.0) -> list[Ended]:
         return [self.ended(rank, within_s) for rank in sorted(self.processes)]
 
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
     def text(self, rank: int, kind: str) -> str:
         return self._file(rank, kind).read_text()
 
@@ -82,10 +87,4 @@ def ranks_of(folder: Path, num_ranks: int, scene: str, *arguments: str) -> Itera
             ranks.start(rank, num_ranks, scene, *arguments)
         yield ranks
     finally:
-        _kill(ranks.processes.values())
-
-
-def _kill(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.kill()
-        process.wait()
+        ranks.kill()

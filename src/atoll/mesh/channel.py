@@ -44,7 +44,7 @@ class Channel:
                 dist.PrefixStore("crew", group.store),
                 group.rank,
                 group.num_ranks,
-                gloo_options(group.host, connect_s),
+                gloo_options(group.host, connect_s),  # type: ignore[bad-argument-type]
             )
         except RuntimeError as error:
             raise SiblingLost(
@@ -80,7 +80,8 @@ class Channel:
     def sum(self, table: Table) -> None:
         """Add up `table` over the ranks in place, modulo 2^64. It is contiguous and has the same size everywhere."""
         # Two's complement: the sum of the signed numbers wraps to the bits of the sum of the unsigned ones.
-        self._wait(lambda: self._group.allreduce([torch.from_numpy(table.view(np.int64))]))
+        tensor = torch.from_numpy(table.view(np.int64))
+        self._wait(lambda: self._group.allreduce([tensor]))  # type: ignore[missing-attribute]
 
     def close(self) -> None:
         """Drop the connections, and what is under way over them. Idempotent."""
@@ -88,11 +89,11 @@ class Channel:
         self._group.abort()
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
-        self._wait(lambda: self._group.broadcast(tensor, 0))
+        self._wait(lambda: self._group.broadcast(tensor, 0))  # type: ignore[missing-attribute]
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self._num_ranks)]
-        self._wait(lambda: self._group.allgather([gathered], [tensor]))
+        self._wait(lambda: self._group.allgather([gathered], [tensor]))  # type: ignore[missing-attribute]
         return gathered
 
     def _wait(self, begin: Callable[[], dist.Work]) -> None:

@@ -62,8 +62,9 @@ class ElasticDeviceMesh:
     def local(self) -> DeviceMesh:
         """A one-dimensional mesh (`ranks`) over this peer's ranks, fixed for the life of the process.
 
-        Made at the first use, over the process group that is there (`mesh.group`'s, or the program's own). Without one this peer has one rank:
-        a group of it alone is made, which no other machine can reach. Raises LocalError if the ranks form no mesh.
+        Made at the first use, over the process group that is there (`mesh.group`'s, or the program's own). Without one
+        this peer has one rank: a group of it alone is made, which no other machine can reach. Raises LocalError if the
+        ranks form no mesh.
         """
         if self._local is None:
             if not dist.is_initialized():
