@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from atoll.errors import SiblingLost
-from atoll.mesh.group import RankGroup, first_line, gloo_options
+from atoll.mesh.group import RankGroup, abandon, first_line, gloo_options
+from atoll.mesh.watch import Watch
 
 BLOCK_BYTES = 1024
 """What a small message travels in: one collective instead of two."""
@@ -37,7 +38,7 @@ class Channel:
         """Connects all ranks; blocks at most about `connect_s`. Raises SiblingLost."""
         assert group.store is not None
         self._rank, self._num_ranks = group.rank, group.num_ranks
-        self._check = check
+        self._watch = watch
         self._broken = ""
         try:
             self._group = dist.ProcessGroupGloo(
@@ -84,9 +85,11 @@ class Channel:
         self._wait(lambda: self._group.allreduce([tensor]))  # type: ignore[missing-attribute]
 
     def close(self) -> None:
-        """Drop the connections, and what is under way over them. Idempotent."""
+        """Make no more calls. Idempotent; does not wait."""
+        if self._broken:
+            abandon(self._group)
         self._broken = self._broken or "the crew is closed"
-        self._group.abort()
+        self._group = None
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         self._wait(lambda: self._group.broadcast(tensor, 0))  # type: ignore[missing-attribute]
@@ -98,14 +101,14 @@ class Channel:
 
     def _wait(self, begin: Callable[[], dist.Work]) -> None:
         """Run one collective to its end. Raises SiblingLost, after which this channel is of no use any more."""
-        self._check()
+        self._watch.check()
         if self._broken:
             raise SiblingLost(self._broken)
         until_s = time.monotonic() + self._wait_s
         try:
             work = begin()
             while not self._ended(work):
-                self._check()
+                self._watch.check()
                 if time.monotonic() > until_s:
                     raise SiblingLost(
                         f"rank {self._rank} of {self._num_ranks} waited {self._wait_s:g} s in vain for its siblings "
@@ -116,6 +119,7 @@ class Channel:
             raise
         except RuntimeError as error:
             self._broken = f"rank {self._rank} of {self._num_ranks} lost a sibling: {first_line(error)}"
+            self._watch.check_soon()  # it has the better words, and knows whom
             raise SiblingLost(self._broken) from error
 
     def _ended(self, work: dist.Work) -> bool:
