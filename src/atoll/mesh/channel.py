@@ -30,18 +30,16 @@ Table = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
 
 class Channel:
-    """One gloo group over all ranks. `check` raises what is known of lost siblings; `wait_s` bounds each wait."""
+    """One gloo group over all ranks. `watch` knows of lost siblings; `wait_s` bounds each wait."""
 
-    def __init__(
-        self, group: RankGroup, *, connect_s: float, wait_s: float, check: Callable[[], None]
-    ) -> None:
+    def __init__(self, group: RankGroup, watch: Watch, *, connect_s: float, wait_s: float) -> None:
         """Connects all ranks; blocks at most about `connect_s`. Raises SiblingLost."""
         assert group.store is not None
         self._rank, self._num_ranks = group.rank, group.num_ranks
         self._watch = watch
         self._broken = ""
         try:
-            self._group = dist.ProcessGroupGloo(
+            self._group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
                 dist.PrefixStore("crew", group.store),
                 group.rank,
                 group.num_ranks,
@@ -56,6 +54,7 @@ class Channel:
     def set_wait(self, wait_s: float) -> None:
         """Bound each wait from now on."""
         self._wait_s = wait_s
+        assert self._group is not None
         self._group._set_default_timeout(timedelta(seconds=wait_s + GLOO_LATER_S))
 
     def tell(self, data: bytes | None) -> bytes:
@@ -86,7 +85,7 @@ class Channel:
 
     def close(self) -> None:
         """Make no more calls. Idempotent; does not wait."""
-        if self._broken:
+        if self._broken and self._group is not None:
             abandon(self._group)
         self._broken = self._broken or "the crew is closed"
         self._group = None
