@@ -1,8 +1,7 @@
-"""One rank of a peer in a scene, for tests: `python -m support.rank_worker SCENE [ARGUMENTS]`, as a launcher starts it."""
+"""One rank of a peer in a scene, for tests: `python -m support.rank_worker SCENE [CONNECT_S]`, as launchers do."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from atoll.config.environment import rank_environment
-from atoll.errors import AtollError, DataError, QuorumLost
+from atoll.errors import AtollError, DataError, QuorumLost, SiblingLost
 from atoll.mesh.crew import Crew
 from atoll.mesh.elastic import ElasticDeviceMesh
 from atoll.mesh.group import open_group
@@ -174,6 +173,8 @@ def main() -> int:
             SCENES[sys.argv[1]](crew)
     except AtollError as error:
         crew.close(error)
+        if mesh is not None:
+            mesh.close(lost=isinstance(error, SiblingLost))
         print(f"atoll: error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt as error:
@@ -186,6 +187,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)
+    sys.exit(main())

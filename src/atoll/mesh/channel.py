@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from atoll.errors import SiblingLost
-from atoll.mesh.group import RankGroup, first_line, gloo_options
+from atoll.mesh.group import RankGroup, abandon, first_line, gloo_options
+from atoll.mesh.watch import Watch
 
 BLOCK_BYTES = 1024
 """What a small message travels in: one collective instead of two."""
@@ -29,22 +30,20 @@ Table = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
 
 class Channel:
-    """One gloo group over all ranks. `check` raises what is known of lost siblings; `wait_s` bounds each wait."""
+    """One gloo group over all ranks. `watch` knows of lost siblings; `wait_s` bounds each wait."""
 
-    def __init__(
-        self, group: RankGroup, *, connect_s: float, wait_s: float, check: Callable[[], None]
-    ) -> None:
+    def __init__(self, group: RankGroup, watch: Watch, *, connect_s: float, wait_s: float) -> None:
         """Connects all ranks; blocks at most about `connect_s`. Raises SiblingLost."""
         assert group.store is not None
         self._rank, self._num_ranks = group.rank, group.num_ranks
-        self._check = check
+        self._watch = watch
         self._broken = ""
         try:
-            self._group = dist.ProcessGroupGloo(
+            self._group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
                 dist.PrefixStore("crew", group.store),
                 group.rank,
                 group.num_ranks,
-                gloo_options(group.host, connect_s),
+                gloo_options(group.host, connect_s),  # type: ignore[bad-argument-type]
             )
         except RuntimeError as error:
             raise SiblingLost(
@@ -55,6 +54,7 @@ class Channel:
     def set_wait(self, wait_s: float) -> None:
         """Bound each wait from now on."""
         self._wait_s = wait_s
+        assert self._group is not None
         self._group._set_default_timeout(timedelta(seconds=wait_s + GLOO_LATER_S))
 
     def tell(self, data: bytes | None) -> bytes:
@@ -80,31 +80,34 @@ class Channel:
     def sum(self, table: Table) -> None:
         """Add up `table` over the ranks in place, modulo 2^64. It is contiguous and has the same size everywhere."""
         # Two's complement: the sum of the signed numbers wraps to the bits of the sum of the unsigned ones.
-        self._wait(lambda: self._group.allreduce([torch.from_numpy(table.view(np.int64))]))
+        tensor = torch.from_numpy(table.view(np.int64))
+        self._wait(lambda: self._group.allreduce([tensor]))  # type: ignore[missing-attribute]
 
     def close(self) -> None:
-        """Drop the connections, and what is under way over them. Idempotent."""
+        """Make no more calls. Idempotent; does not wait."""
+        if self._broken and self._group is not None:
+            abandon(self._group)
         self._broken = self._broken or "the crew is closed"
-        self._group.abort()
+        self._group = None
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
-        self._wait(lambda: self._group.broadcast(tensor, 0))
+        self._wait(lambda: self._group.broadcast(tensor, 0))  # type: ignore[missing-attribute]
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self._num_ranks)]
-        self._wait(lambda: self._group.allgather([gathered], [tensor]))
+        self._wait(lambda: self._group.allgather([gathered], [tensor]))  # type: ignore[missing-attribute]
         return gathered
 
     def _wait(self, begin: Callable[[], dist.Work]) -> None:
         """Run one collective to its end. Raises SiblingLost, after which this channel is of no use any more."""
-        self._check()
+        self._watch.check()
         if self._broken:
             raise SiblingLost(self._broken)
         until_s = time.monotonic() + self._wait_s
         try:
             work = begin()
             while not self._ended(work):
-                self._check()
+                self._watch.check()
                 if time.monotonic() > until_s:
                     raise SiblingLost(
                         f"rank {self._rank} of {self._num_ranks} waited {self._wait_s:g} s in vain for its siblings "
@@ -115,6 +118,7 @@ class Channel:
             raise
         except RuntimeError as error:
             self._broken = f"rank {self._rank} of {self._num_ranks} lost a sibling: {first_line(error)}"
+            self._watch.check_soon()  # it has the better words, and knows whom
             raise SiblingLost(self._broken) from error
 
     def _ended(self, work: dist.Work) -> bool:

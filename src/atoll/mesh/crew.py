@@ -77,7 +77,7 @@ class Crew:
         links = connect(group, connect_s)
         watch = Watch(group.rank, group.num_ranks, links, dead_s=dead_s, on_lost=on_lost)
         try:
-            channel = Channel(group, connect_s=connect_s, wait_s=STALL_S, check=watch.check)
+            channel = Channel(group, watch, connect_s=connect_s, wait_s=STALL_S)
         except BaseException as error:
             watch.close(error)
             raise

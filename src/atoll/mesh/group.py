@@ -6,6 +6,7 @@ The store is also where the ranks' other channels begin (`mesh.crew`).
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import socket
 from dataclasses import dataclass
@@ -40,9 +41,12 @@ class RankGroup:
     owned: bool = False
     """Whether the default process group was made here, and ends with this."""
 
-    def close(self) -> None:
-        """End the default process group, if it was made here. Idempotent; does not wait for siblings."""
-        if self.owned and dist.is_initialized():
+    def close(self, *, lost: bool = False) -> None:
+        """End the default process group, if it was made here. Idempotent. `lost`: a sibling is, so that the end of what
+        is under way must not be waited for."""
+        if lost and dist.is_initialized():
+            abandon(dist.group.WORLD)
+        elif self.owned and dist.is_initialized():
             dist.destroy_process_group()
         self.owned, self.store = False, None
 
@@ -137,6 +141,12 @@ def gloo_options(host: str, timeout_s: float) -> object:
     options._devices = [made.create_device(hostname=host) if host else made.create_default_device()]
     options._timeout = timedelta(seconds=timeout_s)
     return options
+
+
+def abandon(group: object) -> None:
+    """Never destroy `group`: a process group's destructor waits for what is under way, and a frozen sibling's
+    connections stay open. Even the interpreter's end would wait, hence one reference that nobody gives back."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def first_line(error: BaseException) -> str:

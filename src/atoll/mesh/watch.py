@@ -103,16 +103,20 @@ class Watch:
                 self._act_at_s = time.monotonic() + TAKEN_S
             raise self._error(self._ended)
 
+    def check_soon(self) -> None:
+        """`check`, but give the watch GRACE_S/2 to hear of a loss that something else was the first to notice."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended is not None, GRACE_S / 2)
+        self.check()
+
     @contextmanager
     def explaining(self) -> Generator[None]:
         """Inside, a RuntimeError (a collective of torch) becomes SiblingLost if a sibling is lost within GRACE_S/2."""
         try:
             yield
         except RuntimeError as error:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended is not None, GRACE_S / 2)
             try:
-                self.check()
+                self.check_soon()
             except SiblingLost as lost:
                 raise lost from error
             raise
