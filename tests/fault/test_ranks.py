@@ -1,4 +1,4 @@
-"""Peers of several ranks, and of different size, in one run: the golden values, and the same bits as with one rank each.
+"""Peers of several ranks, and of different size, in one run: the golden values, and the bits of one rank each.
 
 Every rank is a process, started as a launcher does; the model is a DTensor cut among them. Values are those of
 test_golden.py and test_joining.py, since nothing of the algorithm depends on ranks.
@@ -52,7 +52,7 @@ def test_two_peers_give_the_bits_of_single_ranks(tmp_path: Path, ranks: tuple[in
     assert digests(swarm) == digests(alike)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8", "topk"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
 def test_one_two_and_three_ranks_reduce_together(tmp_path: Path, codec: str) -> None:
     swarm = run(tmp_path, (1, 2, 3), "--codec", codec)
     a, b, c = swarm.peers.values()

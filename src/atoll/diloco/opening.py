@@ -111,6 +111,7 @@ class Opening:
         )
         give = inner if joiner == "donor" and self._can_give_inner() else None
         exchange = self._open_exchange(grid.numel, InnerState(give, tensors) if give is not None else None)
+        ranks = tuple(crew.share(RankInfo, self._rank(comm.port, exchange.port, tensors.ranges)))
         rounds = Rounds(
             peer=self.peer,
             member=self.member,
@@ -126,9 +127,8 @@ class Opening:
             onlooker=exchange,
             data=data,
             crew=crew,
+            ranks=ranks,
         )
-        ranks = tuple(crew.share(RankInfo, self._rank(comm.port, exchange.port, tensors.ranges)))
-        rounds.know(ranks)
         declared = self._declaration(state, schedule, settings, tensors, ranks, data, slots)
         view = self.member.declare(declared, lambda: exchange.stage_if_due(state))
         joined_late = isinstance(view, CatchUp)

@@ -99,8 +99,9 @@ class Rounds:
         onlooker: Onlooker | None = None,
         data: Data | None = None,
         crew: Crew | None = None,
+        ranks: tuple[RankInfo, ...] = (),
     ) -> None:
-        """With several ranks (`crew`) all of them run the same rounds. `patience_s` bounds the whole wait from freeze
+        """With several ranks (`crew`, and what each owns) all of them run the same rounds. `patience_s` bounds the whole wait from freeze
         to verdict; `beta` is the share of error feedback; `beat` is told the phase, for heartbeats; `onlooker` what
         moves and what is committed; `data` is what is read."""
         self._peer, self._member, self._comm, self._state = peer, member, comm, state
@@ -113,11 +114,8 @@ class Rounds:
         self.feedback = ErrorFeedback(codec, np.asarray([0, state.anchor.size], dtype=np.int64), beta)
         self._result = self._contribution = np.empty(0, dtype=np.uint8)
         self._mean: Floats = np.empty(0, dtype=np.float32)
-        self.know((RankInfo("", 0, (Range(0, grid.numel),)),))
-
-    def know(self, ranks: tuple[RankInfo, ...]) -> None:
-        """This peer's ranks: how it encodes until a plan tells of the others."""
-        self._follow(routing((self._peer,), {self._peer: ranks}, self._grid))
+        whole = RankInfo("", 0, (Range(0, grid.numel),))
+        self._follow(routing((peer,), {peer: ranks or (whole,)}, grid))
 
     def _follow(self, routes: Routing) -> bool:
         """Encode and decode by these routes from now on. Whether that is another way than before."""
