@@ -154,7 +154,7 @@ def saving(swarm: Swarm, name: str, ranks: int, rounds: int, *more: object) -> P
 @pytest.mark.parametrize(("saved_by", "resumed_by"), [(3, 1), (3, 2), (1, 2), (2, 2)], ids=str)
 def test_a_checkpoint_does_not_know_of_ranks(tmp_path: Path, saved_by: int, resumed_by: int) -> None:
     lone = [1.089297, 2.049694, 2.652032, 2.851829]
-    with Swarm(tmp_path, start_peers=1, save_rounds=1) as swarm:
+    with Swarm(tmp_path, start_peers=1, save_rounds=2) as swarm:
         first = saving(swarm, "a", saved_by, 4, "--halt-in-round", 2)
         swarm.wait_for_marker(first)
         folder = CheckpointFolder(swarm.folder / "place")

@@ -179,7 +179,7 @@ def main() -> None:
     theta = torch.zeros(args.numel)
     if mesh is not None:
         theta = distribute_tensor(theta, mesh.local, [Shard(0)])
-        args.marker = args.marker.with_suffix(f".marker{ranks.rank}") if ranks.rank else args.marker
+        args.marker = args.marker.with_stem(f"{args.marker.stem}.{ranks.rank}") if ranks.rank else args.marker
     model.theta = torch.nn.Parameter(theta)
     inner = torch.optim.SGD(
         model.parameters(), lr=0.1, momentum=args.inner_momentum if args.joiner == "donor" else 0.0
@@ -231,7 +231,7 @@ def main() -> None:
 def hold(args: argparse.Namespace, session: atoll.Session) -> None:
     """Stand still in the inner loop, as a slow machine would, until a test says to go on."""
     deadline_s = time.monotonic() + BEGIN_WITHIN_S
-    while not args.until.exists():
+    while not session.crew.decide(bool, args.until.exists):
         assert time.monotonic() < deadline_s, f"no {args.until} within {BEGIN_WITHIN_S} s"
         session.safe_point()
         time.sleep(0.005)

@@ -342,6 +342,7 @@ class _Attempt:
             contributions=verdict.contributions,
             boundaries=tuple(r._routing.grid.boundaries.tolist()),
             order=r._routing.order,
+            routes=tuple(r._routing.wire_cuts(r._codec).tolist()) if len(r._routing.routes) > 1 else (),
             wire_bytes=r._routing.grid.wire_bytes(r._codec),
             result_digest=verdict.digest,
         )
