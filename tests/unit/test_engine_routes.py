@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -128,6 +129,19 @@ def test_loopback_and_engines_give_the_same_bytes() -> None:
             np.testing.assert_array_equal(result, by_engine[node])
 
 
+def test_links_to_several_ranks_of_a_peer_are_one_link() -> None:
+    shapes = [(3000, 200)]
+    grid = Grid.of([3000 * 200])
+    cuts = {"a": cut_of(1, shapes), "b": cut_of(2, shapes)}
+    values = values_for(cuts, 12, grid)
+    with RankEngines(cuts) as engines:
+        running = begin(engines.comms, engines.plan("fp32", OpId(1, 0)), grid, values)
+        reports = {node: one.report() for node, one in running.items()}
+    names = [(link.source, link.target) for link in reports[NodeId("a")].stats.links]
+    assert ("a", "b") in names
+    assert len(set(names)) == len(names)
+
+
 def test_a_digest_of_peers_of_one_rank_is_that_of_the_bytes() -> None:
     cuts = {"a": cut_of(1), "b": cut_of(1)}
     routing = routing_of(plan_with(cuts, {}, "int8", OpId(1, 0)), GRID)
@@ -191,16 +205,28 @@ def test_a_rank_that_stays_away_is_named_and_the_next_attempt_sends_only_what_la
         )
 
 
-def test_an_abort_names_a_rank_that_is_silent() -> None:
-    """Engines that are closed in the middle: their peers' links are named, whichever rank it was."""
-    values = values_for(ONE_TWO_THREE, 11)
-    with RankEngines(ONE_TWO_THREE, connect_timeout_s=1.0, progress_timeout_s=1.0) as engines:
-        plan = engines.plan("int8", OpId(1, 0), deadline_s=4.0)
-        engines.comms[NodeId("c", 2)].close()
-        running = begin({n: c for n, c in engines.comms.items() if n != NodeId("c", 2)}, plan, GRID, values)
-        reports = {node: one.report() for node, one in running.items()}
-        broken = {edge for report in reports.values() for edge in report.broken}
-        assert broken <= {Edge("a", "c"), Edge("c", "a"), Edge("b", "c"), Edge("c", "b")}
-        assert {Edge("c", "a"), Edge("c", "b")} <= broken
-        # Who shares no route with it names nobody, but may wait for one who has given up.
-        assert reports[NodeId("b", 0)].broken == ()
+def test_a_rank_that_is_lost_in_the_middle_breaks_the_links_of_its_peer() -> None:
+    shapes = [(3000, 70)]
+    grid = Grid.of([3000 * 70])
+    cuts = {"a": cut_of(1, shapes), "b": cut_of(2, shapes), "c": cut_of(3, shapes)}
+    values, lost = values_for(cuts, 11, grid), NodeId("c", 2)
+    with RankEngines(cuts, connect_timeout_s=2.0, progress_timeout_s=2.0, max_up_bytes_per_s=2e5) as engines:
+        plan = engines.plan("fp32", OpId(1, 0), deadline_s=30.0, chunk_bytes=10_000)
+        running = begin(engines.comms, plan, grid, values)
+        begun_s = time.monotonic()
+        while engines.comms[lost].stats()["received_bytes"] < 30_000:
+            assert time.monotonic() - begun_s < 20.0
+            time.sleep(0.01)
+        engines.comms[lost].close()
+        assert not running[lost].report().ok  # it was in the middle
+        touched = {NodeId("a"), NodeId("b", 1)}  # those that share a route with it
+        reports = {node: running[node].report() for node in touched}
+        for report in reports.values():
+            assert not report.ok
+            assert report.broken
+            assert all("c" in (edge.source, edge.target) for edge in report.broken), report
+            assert "c.2" in report.reason
+        # The others name nobody, but may wait for one that has given up: their peers end the op for them.
+        for node in running.keys() - touched - {lost}:
+            engines.comms[node].abort(plan.op)
+            assert running[node].report().broken == ()
