@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import sys
 import threading
 import time
@@ -89,13 +90,14 @@ class FakePeer:
         self.verdicts: list[Verdict] = []
 
     def declaration(self, **changes: Any) -> Declare:
-        ranks = (RankInfo("127.0.0.1", 1, (Range(0, 6),)),)
         values = {
             "layout": LAYOUT,
             "settings": SETTINGS,
             "version": self.version,
             "round": self.round,
         } | changes
+        numel = sum(math.prod(each.shape) for each in values["layout"])
+        ranks = (RankInfo("127.0.0.1", 1, (Range(0, numel),)),)
         return Declare(ranks=ranks, digest=self.digest, step=self.step, **values)
 
     def join(self, **changes: Any) -> None:

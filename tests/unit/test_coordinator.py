@@ -383,3 +383,30 @@ def test_a_lost_process_does_not_take_its_name_back_from_a_newer_one() -> None:
     members = desk.state.peers
     assert CloseConnection("b", "1") in desk.hear(PeerArrived("b", "1", "host"))
     assert desk.state.peers == members
+
+
+@pytest.mark.parametrize(
+    ("ranges", "fault"),
+    [
+        ([(0, 4)], None),
+        ([(0, 2)], "of peer 'a' nobody owns elements 2 to 4"),
+        ([(0, 3), (2, 4)], "of peer 'a' two ranks own elements 2 to 3"),
+        ([(0, 2), (3, 4)], "of peer 'a' nobody owns elements 2 to 3"),
+        ([(0, 5)], "peer 'a' rank 0 owns elements 0 to 5; the model has 0 to 4"),
+        ([(2, 4), (0, 2)], None),
+        ([], "of peer 'a' nobody owns elements 0 to 4"),
+    ],
+)
+def test_ranks_own_each_element_once(ranges: list[tuple[int, int]], fault: str | None) -> None:
+    ranks = tuple(RankInfo("host", 1, (Range(*each),)) for each in ranges)
+    assert differences.ownership_fault(ranks, 4, "peer 'a'") == fault
+
+
+def test_a_peer_whose_ranks_leave_elements_out_is_refused() -> None:
+    desk = Desk(start_peers=1)
+    desk.hear(PeerArrived("a", "1", "host"))
+    ranks = (RankInfo("host", 1, (Range(0, 3),)),)
+    effects = desk.said("a", Declare(LAYOUT, SETTINGS, ranks, 0, 0, "d0", 0))
+    (said,) = [each.message for each in effects if isinstance(each, Send)]
+    assert isinstance(said, Refused)
+    assert (said.kind, "nobody owns elements 3 to 4" in said.reason) == ("layout", True)

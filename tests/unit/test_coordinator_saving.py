@@ -46,7 +46,7 @@ class Desk:
         declared = Declare(
             layout=LAYOUT,
             settings=SETTINGS,
-            ranks=(RankInfo("1.2.3.4", 5, (Range(0, 4),)),),
+            ranks=(RankInfo("1.2.3.4", 5, (Range(0, 6),)),),
             version=self.version,
             round=self.version,
             digest=f"d{self.version}",

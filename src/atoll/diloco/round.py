@@ -101,9 +101,9 @@ class Rounds:
         crew: Crew | None = None,
         ranks: tuple[RankInfo, ...] = (),
     ) -> None:
-        """With several ranks (`crew`, and what each owns) all of them run the same rounds. `patience_s` bounds the whole wait from freeze
-        to verdict; `beta` is the share of error feedback; `beat` is told the phase, for heartbeats; `onlooker` what
-        moves and what is committed; `data` is what is read."""
+        """With several ranks (`crew`, and what each owns) all of them run the same rounds. `patience_s` bounds the
+        whole wait from freeze to verdict; `beta` is the share of error feedback; `beat` is told the phase, for
+        heartbeats; `onlooker` what moves and what is committed; `data` is what is read."""
         self._peer, self._member, self._comm, self._state = peer, member, comm, state
         self._schedule = schedule
         self._grid, self._codec, self._clock, self._patience_s = grid, codec, clock, patience_s

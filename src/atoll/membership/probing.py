@@ -72,7 +72,10 @@ def _orders(
     state: CoordinatorState, members: tuple[PeerRecord, ...], new: list[PeerRecord]
 ) -> dict[str, dict[str, RankInfo]]:
     """Who measures which links, of those between a new member and its partners that are not known."""
-    able = sorted((each for each in members if each.connected and each.ranks), key=lambda each: each.peer)
+    able = sorted(
+        (each for each in members if each.connected and each.ranks and each.ranks[0].host),
+        key=lambda each: each.peer,
+    )
     place = {record.peer: index for index, record in enumerate(able)}
     orders: dict[str, dict[str, RankInfo]] = {}
     for newcomer in new:
