@@ -169,7 +169,19 @@ def late(crew: Crew) -> None:
 
 SCENES: dict[str, Callable[[Crew], None]] = {
     each.__name__: each
-    for each in (together, errors, stuck, blocked, deciding, aborting, failing, interrupted, sharded, late)
+    for each in (
+        together,
+        errors,
+        stuck,
+        blocked,
+        deciding,
+        aborting,
+        failing,
+        interrupted,
+        lagging,
+        sharded,
+        late,
+    )
 }
 
 

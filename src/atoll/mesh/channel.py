@@ -54,8 +54,8 @@ class Channel:
     def set_wait(self, wait_s: float) -> None:
         """Bound each wait from now on."""
         self._wait_s = wait_s
-        assert self._group is not None
-        self._group._set_default_timeout(timedelta(seconds=wait_s + GLOO_LATER_S))
+        if self._group is not None:
+            self._group._set_default_timeout(timedelta(seconds=wait_s + GLOO_LATER_S))
 
     def tell(self, data: bytes | None, within_s: float | None = None) -> bytes:
         """Rank 0's `data`, on all ranks; the others pass None. `within_s` bounds this wait instead."""
@@ -108,6 +108,7 @@ class Channel:
             raise SiblingLost(self._broken)
         wait_s = wait_s or self._wait_s
         until_s = time.monotonic() + wait_s
+        work = None
         try:
             work = begin()
             while not self._ended(work):
@@ -124,6 +125,13 @@ class Channel:
             self._broken = f"rank {self._rank} of {self._num_ranks} lost a sibling: {first_line(error)}"
             self._watch.check_soon()  # it has the better words, and knows whom
             raise SiblingLost(self._broken) from error
+        finally:
+            if work is None or not work.is_completed():
+                # A thread of gloo's goes on with it, and must not be the last that holds a thing of Python's: it may
+                # let go of it in the middle of the interpreter's end.
+                self._broken = self._broken or "a call of the crew was interrupted"
+                abandon(begin)
+                abandon(work)
 
     def _ended(self, work: dist.Work) -> bool:
         """Wait a little. In slices, so that a signal's handler gets its turn."""

@@ -145,10 +145,10 @@ def gloo_options(host: str, timeout_s: float) -> object:
     return options
 
 
-def abandon(group: object) -> None:
-    """Never destroy `group`: a process group's destructor waits for what is under way, and a frozen sibling's
+def abandon(thing: object) -> None:
+    """Never destroy `thing`: a process group's destructor waits for what is under way, and a frozen sibling's
     connections stay open. Even the interpreter's end would wait, hence one reference that nobody gives back."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def first_line(error: BaseException) -> str:
