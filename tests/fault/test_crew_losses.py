@@ -11,6 +11,8 @@ import pytest
 from support.rank_worker import DEAD_S
 from support.ranks import Ranks, ranks_of
 
+pytestmark = pytest.mark.fault
+
 END_S = 1.0 + 2.0 + 0.5
 """The training thread's grace, the goodbye, the flush: what comes after a loss is noticed."""
 SLACK_S = 4.0

@@ -141,6 +141,18 @@ def interrupted(crew: Crew) -> None:
     crew.decide(int, choose)
 
 
+def lagging(crew: Crew) -> None:
+    """Rank 0 lives, but does not come."""
+    crew.meet()
+    crew.set_timeout(DEAD_S, 0.2)
+    if crew.is_lead:
+        time.sleep(1.5)
+    assert crew.decide(int, lambda: 3, within_s=60.0) == 3
+    if crew.is_lead:
+        time.sleep(600.0)
+    crew.decide(int, lambda: 3)
+
+
 def sharded(crew: Crew) -> None:
     """The default group carries the mesh's collectives beside the crew's."""
     total = torch.ones(1)
@@ -157,7 +169,19 @@ def late(crew: Crew) -> None:
 
 SCENES: dict[str, Callable[[Crew], None]] = {
     each.__name__: each
-    for each in (together, errors, stuck, blocked, deciding, aborting, failing, interrupted, sharded, late)
+    for each in (
+        together,
+        errors,
+        stuck,
+        blocked,
+        deciding,
+        aborting,
+        failing,
+        interrupted,
+        lagging,
+        sharded,
+        late,
+    )
 }
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from atoll.config.environment import for_child, for_sidecar, run_token, settings_variables
+from atoll.config.environment import (
+    RankEnvironment,
+    for_child,
+    for_rank,
+    for_sidecar,
+    rank_environment,
+    run_token,
+    settings_variables,
+)
 from atoll.errors import ConfigError, Refused
 
 
@@ -57,3 +65,75 @@ def test_a_child_gets_the_token_and_no_settings() -> None:
 def test_a_sidecar_gets_nothing_of_atolls() -> None:
     given = {"PATH": "/bin", "ATOLL_OUTER__LR": "1", "ATOLL_TOKEN": "secret", "ATOLL_TOKEN_FILE": "/secret"}
     assert for_sidecar(given) == {"PATH": "/bin"}
+
+
+def test_without_a_launcher_there_is_one_rank() -> None:
+    assert rank_environment({"LOCAL_RANK": "3"}) == RankEnvironment()
+
+
+def test_what_torchrun_says() -> None:
+    environ = {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
+    assert rank_environment(environ) == RankEnvironment(
+        rank=5,
+        local_rank=1,
+        num_ranks=8,
+        local_ranks=4,
+        master_addr="node0",
+        master_port=29500,
+        launcher_serves=True,
+        start=2,
+    )
+
+
+def test_what_a_rank_is_told_is_what_it_reads(tmp_path: Path) -> None:
+    meeting = tmp_path / "a b"
+    given = for_rank(1, 2, meeting, {"PATH": "/bin"})
+    assert rank_environment(given) == RankEnvironment(
+        rank=1, local_rank=1, num_ranks=2, local_ranks=2, rendezvous=str(meeting)
+    )
+    assert settings_variables(given) == {}, "it is no setting"
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK = 2 does not fit WORLD_SIZE = 2: ranks are 0 to 1"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK = 'x' is not a whole number from 0 on"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK = '-1' is not a whole number from 0 on"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE = '0' is not a whole number from 1 on"),
+        (
+            {"WORLD_SIZE": "2"},
+            "RANK is not set, but a launcher's other variables are; torchrun sets them all",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "WORLD_SIZE = 2, but neither MASTER_ADDR nor ATOLL_RENDEZVOUS says where the ranks meet; "
+            "start them by torchrun or atoll launch --ranks",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"},
+            "MASTER_PORT is not set, but a launcher's other variables are; torchrun sets them all",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "ATOLL_RENDEZVOUS": "/tmp/x"},
+            "ATOLL_RENDEZVOUS = '/tmp/x' names no file; it looks like file:///run/atoll/ranks",
+        ),
+        (
+            {"ATOLL_RENDEZVOUS": "file:///tmp/x"},
+            "ATOLL_RENDEZVOUS is set, but not RANK and WORLD_SIZE: a launcher sets all three",
+        ),
+    ],
+)
+def test_a_launcher_that_makes_no_sense_is_one_line(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rank_environment(environ)
+    assert str(caught.value) == says

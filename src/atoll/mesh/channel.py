@@ -54,18 +54,18 @@ class Channel:
     def set_wait(self, wait_s: float) -> None:
         """Bound each wait from now on."""
         self._wait_s = wait_s
-        assert self._group is not None
-        self._group._set_default_timeout(timedelta(seconds=wait_s + GLOO_LATER_S))
+        if self._group is not None:
+            self._group._set_default_timeout(timedelta(seconds=wait_s + GLOO_LATER_S))
 
-    def tell(self, data: bytes | None) -> bytes:
-        """Rank 0's `data`, on all ranks; the others pass None."""
+    def tell(self, data: bytes | None, within_s: float | None = None) -> bytes:
+        """Rank 0's `data`, on all ranks; the others pass None. `within_s` bounds this wait instead."""
         block = _block(data) if data is not None else torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
-        self._broadcast(block)
+        self._broadcast(block, within_s or self._wait_s)
         size = _size_of(block)
         if size <= BLOCK_BYTES - _LENGTH_BYTES:
             return _inside(block)
         rest = _tensor(data) if data is not None else torch.zeros(size, dtype=torch.uint8)
-        self._broadcast(rest)
+        self._broadcast(rest, self._wait_s)
         return rest.numpy().tobytes()
 
     def share(self, data: bytes) -> list[bytes]:
@@ -90,27 +90,32 @@ class Channel:
         self._broken = self._broken or "the crew is closed"
         self._group = None
 
-    def _broadcast(self, tensor: torch.Tensor) -> None:
-        self._wait(lambda: self._group.broadcast(tensor, 0))  # type: ignore[missing-attribute]
+    def _broadcast(self, tensor: torch.Tensor, wait_s: float) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.timeout = timedelta(seconds=wait_s + GLOO_LATER_S)
+        self._wait(lambda: self._group.broadcast([tensor], options), wait_s)  # type: ignore[missing-attribute]
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self._num_ranks)]
         self._wait(lambda: self._group.allgather([gathered], [tensor]))  # type: ignore[missing-attribute]
         return gathered
 
-    def _wait(self, begin: Callable[[], dist.Work]) -> None:
+    def _wait(self, begin: Callable[[], dist.Work], wait_s: float = 0.0) -> None:
         """Run one collective to its end. Raises SiblingLost, after which this channel is of no use any more."""
         self._watch.check()
         if self._broken:
             raise SiblingLost(self._broken)
-        until_s = time.monotonic() + self._wait_s
+        wait_s = wait_s or self._wait_s
+        until_s = time.monotonic() + wait_s
+        work = None
         try:
             work = begin()
             while not self._ended(work):
                 self._watch.check()
                 if time.monotonic() > until_s:
                     raise SiblingLost(
-                        f"rank {self._rank} of {self._num_ranks} waited {self._wait_s:g} s in vain for its siblings "
+                        f"rank {self._rank} of {self._num_ranks} waited {wait_s:g} s in vain for its siblings "
                         "to come to the same point; they are alive: find where their training threads stand"
                     )
         except SiblingLost as error:
@@ -120,6 +125,13 @@ class Channel:
             self._broken = f"rank {self._rank} of {self._num_ranks} lost a sibling: {first_line(error)}"
             self._watch.check_soon()  # it has the better words, and knows whom
             raise SiblingLost(self._broken) from error
+        finally:
+            if work is None or not work.is_completed():
+                # A thread of gloo's goes on with it, and must not be the last that holds a thing of Python's: it may
+                # let go of it in the middle of the interpreter's end.
+                self._broken = self._broken or "a call of the crew was interrupted"
+                abandon(begin)
+                abandon(work)
 
     def _ended(self, work: dist.Work) -> bool:
         """Wait a little. In slices, so that a signal's handler gets its turn."""

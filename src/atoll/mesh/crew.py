@@ -98,17 +98,17 @@ class Crew:
 
     # ---- together -----------------------------------------------------------------------------------------
 
-    def decide(self, kind: type[T], choose: Callable[[], T]) -> T:
+    def decide(self, kind: type[T], choose: Callable[[], T], *, within_s: float | None = None) -> T:
         """What `choose` gives on rank 0, where alone it is called, on all ranks. `kind` is its type.
 
         An AtollError of `choose` is raised on all ranks alike; of another exception, which rank 0 raises as it is, the
-        others hear by a LocalError.
-        Raises SiblingLost.
+        others hear by a LocalError. Siblings wait `within_s` at most, if that is given, instead of `stall_s`: `choose`
+        may itself wait for the coordinator. Raises SiblingLost.
         """
         if self._channel is None:
             return choose()
         if not self.is_lead:
-            outcome = msgspec.msgpack.decode(self._channel.tell(None), type=_Outcome)
+            outcome = msgspec.msgpack.decode(self._channel.tell(None, within_s), type=_Outcome)
             if outcome.error:
                 raise _error_of(outcome)
             return msgspec.msgpack.decode(outcome.value, type=kind)

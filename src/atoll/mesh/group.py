@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
+import itertools
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -25,12 +27,15 @@ MEET_S = 120.0
 COLLECTIVE_S = 1800.0
 """How long a collective of the default group may take: torch's own default. Lost siblings are `mesh.watch`'s affair."""
 
+_openings = itertools.count()
+"""Of this process, over a group that the program made: all ranks do the same."""
+
 
 @dataclass(slots=True)
 class RankGroup:
     """The ranks of this peer, together. `store` is None if there is one rank: then nothing is made.
 
-    `host` is the address that this rank listens on for its siblings; "" leaves it to gloo (GLOO_SOCKET_IFNAME).
+    `host` is the address that this rank listens on for its siblings.
     """
 
     rank: int = 0
@@ -54,8 +59,8 @@ class RankGroup:
 def open_group(env: RankEnvironment, device_type: str, timeout_s: float) -> RankGroup:
     """Meet the other ranks and make the default process group: gloo for "cpu", nccl for "cuda".
 
-    Blocks at most about `timeout_s`. One rank alone makes nothing. A group that a program made itself is taken as it
-    is. Raises LocalError if not all ranks came, naming those that did not.
+    Once in a process, except for a group that a program made itself: that is taken as it is. Blocks at most about
+    `timeout_s`. One rank alone makes nothing. Raises LocalError if not all ranks came, naming those that did not.
     """
     if dist.is_initialized():
         return _of_program(env)
@@ -117,11 +122,11 @@ def meet(env: RankEnvironment, timeout_s: float) -> dist.Store:
 
 def listening_host(env: RankEnvironment) -> str:
     """Where this rank listens for its siblings: loopback if all are on this machine, else the address of the interface
-    that leads to `master_addr`. "" where gloo was told an interface."""
+    that gloo was told to use, or that leads to `master_addr`. Raises LocalError if there is none."""
     if env.rendezvous or env.local_ranks == env.num_ranks or _is_loopback(env.master_addr):
         return LOOPBACK
     if env.gloo_interface:
-        return ""
+        return _address_of(env.gloo_interface.split(",")[0])
     try:
         address = socket.getaddrinfo(env.master_addr, env.master_port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(address[0], socket.SOCK_DGRAM) as probe:
@@ -137,16 +142,15 @@ def listening_host(env: RankEnvironment) -> str:
 def gloo_options(host: str, timeout_s: float) -> object:
     """How a gloo group listens, and how long its waits are at most."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[missing-attribute]
-    made = dist.ProcessGroupGloo
-    options._devices = [made.create_device(hostname=host) if host else made.create_default_device()]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)
     return options
 
 
-def abandon(group: object) -> None:
-    """Never destroy `group`: a process group's destructor waits for what is under way, and a frozen sibling's
+def abandon(thing: object) -> None:
+    """Never destroy `thing`: a process group's destructor waits for what is under way, and a frozen sibling's
     connections stay open. Even the interpreter's end would wait, hence one reference that nobody gives back."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def first_line(error: BaseException) -> str:
@@ -160,7 +164,8 @@ def _of_program(env: RankEnvironment) -> RankGroup:
     num_ranks = dist.get_world_size()
     if num_ranks == 1:
         return RankGroup(local_rank=env.local_rank)
-    store = dist.PrefixStore("atoll", distributed_c10d._get_default_store())
+    # A program may take part several times over one group, and each time with a crew of its own.
+    store = dist.PrefixStore(f"atoll/{next(_openings)}", distributed_c10d._get_default_store())
     return RankGroup(dist.get_rank(), env.local_rank, num_ranks, listening_host(env), store)
 
 
@@ -178,6 +183,18 @@ def _who_is_missing(env: RankEnvironment, store: dist.Store, keys: list[str], ti
 
 def _place(env: RankEnvironment) -> str:
     return env.rendezvous or f"{env.master_addr}:{env.master_port}"
+
+
+def _address_of(interface: str) -> str:
+    """Its IPv4 address, or else its IPv6 one."""
+    addresses = {each.family: each.address for each in psutil.net_if_addrs().get(interface, [])}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        if family in addresses:
+            return addresses[family]
+    names = ", ".join(sorted(psutil.net_if_addrs()))
+    raise LocalError(
+        f"GLOO_SOCKET_IFNAME = {interface}, but no such interface has an address; there are {names}"
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,12 +17,11 @@ from datetime import timedelta
 import msgspec
 
 from atoll.errors import LocalError, SiblingLost
-from atoll.mesh.group import LOOPBACK, RankGroup
+from atoll.mesh.group import RankGroup
 from atoll.values import OpId
 
 _SECRET_BYTES = 32
 _LENGTH_BYTES = 2
-_MAX_BYTES = (1 << 16) - 1
 REASON_CHARS = 1000
 
 
@@ -95,10 +94,6 @@ class Link:
             raise BrokenLinkError from error
         return True
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._unsent
-
     def receive(self) -> list[Message]:
         """What came whole so far. Raises BrokenLinkError at the end, when there is nothing more."""
         try:
@@ -155,11 +150,10 @@ def connect(group: RankGroup, timeout_s: float) -> dict[int, Link]:
 def _accept_all(group: RankGroup, until_s: float) -> dict[int, Link]:
     assert group.store is not None
     secret = secrets.token_bytes(_SECRET_BYTES)
-    host = group.host or socket.gethostname()
     links: dict[int, Link] = {}
-    with _listener(host) as listener:
+    with _listener(group.host) as listener:
         port = listener.getsockname()[1]
-        group.store.set("watch", msgspec.json.encode([host, port, secret.hex()]).decode())
+        group.store.set("watch", msgspec.json.encode([group.host, port, secret.hex()]).decode())
         while len(links) < group.num_ranks - 1:
             listener.settimeout(max(0.001, until_s - time.monotonic()))
             connection, _ = listener.accept()
@@ -203,8 +197,7 @@ def _dial(group: RankGroup, until_s: float) -> Link:
     assert group.store is not None
     group.store.wait(["watch"], timedelta(seconds=max(0.001, until_s - time.monotonic())))
     host, port, secret = msgspec.json.decode(group.store.get("watch"), type=tuple[str, int, str])
-    bind = (LOOPBACK, 0) if host == LOOPBACK else None
-    connection = socket.create_connection((host, port), max(0.001, until_s - time.monotonic()), bind)
+    connection = socket.create_connection((host, port), max(0.001, until_s - time.monotonic()))
     link = Link(connection)
     link.send(_Hello(group.rank, bytes.fromhex(secret)))
     return link

@@ -268,8 +268,10 @@ class Watch:
 
     def _hear_out(self, timeout_s: float) -> None:
         by_number = {link.fileno(): (rank, link) for rank, link in self._links.items()}
-        ready, _, _ = select.select(list(by_number), [], [], timeout_s)
-        for number in ready:
+        poll = select.poll()
+        for number in by_number:
+            poll.register(number, select.POLLIN)
+        for number, _ in poll.poll(timeout_s * 1000):
             self._receive(*by_number[number])
 
     def _flush(self) -> None:
