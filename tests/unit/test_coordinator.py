@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll import events
-from atoll.membership import coordinator, differences
+from atoll.membership import coordinator, differences, messages
 from atoll.membership.messages import (
     Abort,
     Applied,
@@ -35,7 +35,7 @@ from atoll.membership.steps import (
     Send,
     TermRaised,
 )
-from atoll.values import ParameterInfo, TransferStats
+from atoll.values import ParameterInfo, Range, RankInfo, TransferStats
 from support.desk import LAYOUT, SETTINGS, Desk, finish_of, sent
 
 
@@ -408,5 +408,5 @@ def test_a_peer_whose_ranks_leave_elements_out_is_refused() -> None:
     ranks = (RankInfo("host", 1, (Range(0, 3),)),)
     effects = desk.said("a", Declare(LAYOUT, SETTINGS, ranks, 0, 0, "d0", 0))
     (said,) = [each.message for each in effects if isinstance(each, Send)]
-    assert isinstance(said, Refused)
+    assert isinstance(said, messages.Refused)
     assert (said.kind, "nobody owns elements 3 to 4" in said.reason) == ("layout", True)
