@@ -18,7 +18,7 @@ from atoll.kernels import Table
 from atoll.state import own_rows
 from atoll.state.ownership import sharded_ranges
 from atoll.state.tensors import ModelTensors
-from support.ranks import on_ranks
+from support.gloo_ranks import on_ranks
 
 ROWS = (1, 7, 13, 1023)
 

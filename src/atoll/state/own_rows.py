@@ -97,6 +97,20 @@ def own_rows(name: str, tensor: Tensor, mesh: DeviceMesh | None) -> OwnRows:
     return OwnRows(tensor, first, stop, sharded)
 
 
+def held_rows(name: str, parameter: Tensor) -> tuple[Tensor, int]:
+    """What of a parameter lies on this rank, and how many of its elements lie before that. Raises ConfigError."""
+    part = own_rows(name, parameter, parameter.device_mesh if isinstance(parameter, DTensor) else None)
+    return local_of(parameter), part.start if part.sharded else 0
+
+
+def set_from_whole(name: str, parameter: Tensor, whole: Tensor) -> None:
+    """Set what of a parameter lies on this rank from a tensor of the whole. Raises ConfigError."""
+    here, first = held_rows(name, parameter)
+    rows = whole[first * len(whole) // max(whole.numel(), 1) :][: len(here)] if here.ndim else whole
+    with torch.no_grad():
+        here.copy_(rows)
+
+
 def blocks(tensor: Tensor) -> Iterator[tuple[Tensor, int]]:
     """`tensor` in views of at most `BLOCK` elements, in logical order, each with the elements before it."""
     if tensor.numel() <= BLOCK:
