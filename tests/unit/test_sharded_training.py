@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,19 @@ def check_training(rank: int, num_ranks: int) -> Any:
 def test_a_sharded_peer_trains_as_one_rank_does(num_ranks: int) -> None:
     first, *others = on_ranks(check_training, num_ranks)
     assert all(other == first for other in others), "all ranks report the same numbers, to the bit"
+
+
+def check_compiled(rank: int, num_ranks: int) -> Any:
+    return same_as_alone(llama, Sharding(), num_ranks, digits=4, compile=True, clip_norm=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler"
+)
+def test_a_compiled_loss_is_sharded_too() -> None:
+    first, second = on_ranks(check_compiled, 2)
+    assert first == second
 
 
 class Spoiled(nn.Module):
