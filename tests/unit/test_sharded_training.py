@@ -208,7 +208,7 @@ def check_odds_and_ends(rank: int, num_ranks: int, folder: str) -> Any:
         assert seen["sample"] == sample_tokens(alone, [1, 2], max_new_tokens=3, temperature=0)
 
     # the whole weights are on rank 0, and nowhere else
-    found = gathered(model.named_parameters(), ranks)
+    found = gathered(model.named_parameters())
     assert list(found) == ([name for name, _ in alone.named_parameters()] if rank == 0 else [])
     assert all(torch.equal(tensor, alone.get_parameter(name)) for name, tensor in found.items())
 

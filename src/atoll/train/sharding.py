@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -22,8 +23,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
-
-from atoll.train.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +100,16 @@ def give_memory(model: nn.Module, device: torch.device | str) -> None:
     model._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
 
 
-def gathered(named_parameters: Iterable[tuple[str, Tensor]], ranks: Ranks) -> dict[str, Tensor]:
-    """All parameters, whole and on the CPU, on rank 0; nothing on the others.
+def gathered(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """All parameters, whole and on the CPU, on this peer's rank 0; nothing on the others.
 
     Blocks, and collective: all ranks call it. One parameter at a time is gathered on the device.
     """
+    leads = not dist.is_initialized() or dist.get_rank() == 0
     found: dict[str, Tensor] = {}
     for name, tensor in named_parameters:
         with torch.no_grad():
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-        if ranks.rank == 0:
+        if leads:
             found[name] = whole.cpu()
     return found
