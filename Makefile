@@ -95,6 +95,7 @@ bench: setup  ## All-reduce beside gloo, codecs, and what our training loop cost
 	$(BIN)/atoll bench allreduce --codec int8,fp32 --numel 25M --world 4 --compare gloo
 	$(BIN)/atoll bench codec
 	$(BIN)/python benchmarks/inner_overhead.py
+	$(BIN)/python benchmarks/fsdp_overhead.py
 
 bench-wan: setup  ## All-reduce on emulated wide-area networks beside their bounds (Linux, root; half an hour)
 	$(BIN)/python benchmarks/wan.py $(WAN_FLAGS)

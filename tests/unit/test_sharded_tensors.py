@@ -18,7 +18,7 @@ from atoll.kernels import Table
 from atoll.state import own_rows
 from atoll.state.ownership import sharded_ranges
 from atoll.state.tensors import ModelTensors
-from support.on_ranks import on_ranks
+from support.gloo_ranks import on_ranks
 
 ROWS = (1, 7, 13, 1023)
 
@@ -164,6 +164,10 @@ def check_refusals(rank: int, num_ranks: int) -> Any:
             said[name] = "taken"
         except ConfigError as error:
             said[name] = str(error)
+    try:
+        ModelTensors([("b", nn.Parameter(cases["hsdp"])), ("a", nn.Parameter(values))])
+    except ConfigError as error:
+        said["all hsdp"] = str(error)
     return said
 
 
@@ -174,5 +178,6 @@ def test_other_placements_are_refused_with_the_parameters_name() -> None:
         assert "parameter 'strided' is placed as _S" in said["strided"]
         assert all("shard it along dimension 0" in said[name] for name in ("columns", "sums", "strided"))
         assert "parameter 'hsdp' is on" in said["hsdp"]
-        assert "one dimension" in said["hsdp"]
+        assert "the one mesh of all the peer's ranks" in said["hsdp"]
+        assert "only a mesh with one dimension" in said["all hsdp"]
         assert "where fully_shard puts 2" in said["uneven"]

@@ -355,6 +355,17 @@ class LocalSection(Section):
     ] = 0
     autocast: Annotated[bool, Field(description="bf16 autocast where the device has it")] = False
     compile: Annotated[bool, Field(description="torch.compile the model")] = False
+    param_dtype: Annotated[
+        Literal["fp32", "bf16"],
+        Field(description="what the device computes with; bf16 has fp32 masters for optimizer and peers"),
+    ] = "fp32"
+    reshard_after_forward: Annotated[
+        bool,
+        Field(description="several ranks: gather a layer's weights twice a step, to keep less in memory"),
+    ] = True
+    cpu_offload: Annotated[
+        bool, Field(description="several ranks: weights and optimizer state rest in host memory")
+    ] = False
     log_every: Annotated[int, Field(gt=0, description="inner steps between two TrainingStep events")] = 10
     save_model: Annotated[bool, Field(description="write the final anchor as safetensors")] = True
 

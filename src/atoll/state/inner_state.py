@@ -2,6 +2,9 @@
 
 The format is safetensors: a tensor `KEY/PARAMETER` for each one of the state, plain numbers and the optimizer's class
 in the header's metadata. Nothing is pickled. Parameters are matched by name, so the order of groups does not matter.
+
+Of a parameter that is cut, each rank writes and reads the state of its own rows, and says which rank it is: rows of
+another cut are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch.distributed.tensor import DTensor
 
+from atoll.state.own_rows import local_of
 from atoll.state.tensors import ModelTensors
 
 FORMAT: Final = "atoll inner 1"
@@ -23,8 +28,11 @@ class InnerState:
 
     def __init__(self, optimizer: torch.optim.Optimizer, tensors: ModelTensors) -> None:
         self._optimizer = optimizer
+        self._place = f"rank {tensors.rank} of {tensors.num_ranks}"
         names = {id(t): p.name for t, p in zip(tensors.tensors, tensors.layout.parameters, strict=True)}
-        self._shapes = {p.name: tuple(p.shape) for p in tensors.layout.parameters}
+        self._parameters = {
+            p.name: t for t, p in zip(tensors.tensors, tensors.layout.parameters, strict=True)
+        }
         # state_dict() numbers parameters in the order of the groups
         flat = [each for group in optimizer.param_groups for each in group["params"]]
         self._names = [names.get(id(each), "") for each in flat]
@@ -37,7 +45,7 @@ class InnerState:
             for key, value in values.items() if self._names[index] else ():
                 name = f"{key}/{self._names[index]}"
                 if isinstance(value, torch.Tensor):
-                    found[name] = value.detach().to("cpu").contiguous()
+                    found[name] = local_of(value).to("cpu").contiguous()
                 elif isinstance(value, bool | int | float):
                     numbers[name] = value
                 elif value is not None:
@@ -46,6 +54,7 @@ class InnerState:
             return b""
         kind = type(self._optimizer).__name__
         about = {"format": FORMAT, "optimizer": kind, "numbers": msgspec.json.encode(numbers).decode()}
+        about["place"] = self._place
         return save(found, metadata=about)
 
     def take(self, data: bytes) -> None:
@@ -75,16 +84,33 @@ class InnerState:
             raise ValueError(
                 f"it is that of {about.get('optimizer', 'something else')}, this peer has {kind}"
             )
+        if (place := about.get("place", "rank 0 of 1")) != self._place:
+            raise ValueError(f"it is that of {place}, this is {self._place}")
         found: dict[str, dict[str, Any]] = {}
         for path, value in (*tensors.items(), *numbers.items()):
             key, _, name = path.partition("/")
             if name not in self._names or not name:
                 raise ValueError(f"it has a state for {name!r}, which this peer's optimizer does not train")
-            shape, own = tuple(getattr(value, "shape", ())), self._shapes[name]
+            parameter = self._parameters[name]
+            shape, own = tuple(getattr(value, "shape", ())), tuple(local_of(parameter).shape)
             if shape not in ((), own):
                 raise ValueError(f"its {key} of {name!r} has shape {shape}, the parameter {own}")
-            found.setdefault(name, {})[key] = value
+            found.setdefault(name, {})[key] = _laid_out(value, parameter) if shape else value
         return found
+
+
+def _laid_out(value: Any, like: torch.Tensor) -> Any:
+    """A rank's rows, as part of a whole that is cut as `like` is."""
+    if not isinstance(like, DTensor):
+        return value
+    return DTensor.from_local(
+        value.to(like.device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
 
 
 def _metadata(data: bytes) -> dict[str, str]:

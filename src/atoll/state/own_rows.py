@@ -33,10 +33,6 @@ class OwnRows:
     sharded: bool
 
     @property
-    def numel(self) -> int:
-        return self.own().numel()
-
-    @property
     def start(self) -> int:
         """Elements of the whole parameter that lie before the own rows."""
         return self.first * (self.tensor.numel() // max(len(self.tensor), 1)) if self.tensor.ndim else 0
@@ -70,15 +66,20 @@ def local_of(tensor: Tensor) -> Tensor:
 def own_rows(name: str, tensor: Tensor, mesh: DeviceMesh | None) -> OwnRows:
     """The part of this rank of `mesh`; without one it owns everything. Raises ConfigError, naming the parameter, where
     it is laid out in a way that has no rows of its own on every rank."""
+    if mesh is not None and mesh.ndim != 1:
+        raise ConfigError(
+            f"parameter {name!r} is on {mesh}: only a mesh with one dimension, that of all the peer's ranks, can be "
+            "synchronised; shard the model over such a one"
+        )
     rank, num_ranks = (mesh.get_local_rank(), mesh.size()) if mesh is not None else (0, 1)
     if tensor.is_meta:
         raise ConfigError(f"parameter {name!r} has no values yet (device meta): initialise the model first")
     sharded = False
     if isinstance(tensor, DTensor):
-        if tensor.device_mesh != mesh or tensor.device_mesh.ndim != 1:
+        if tensor.device_mesh != mesh:
             raise ConfigError(
-                f"parameter {name!r} is on {tensor.device_mesh}, the peer on {mesh}: shard every parameter on one "
-                "mesh with one dimension, that of all the peer's ranks"
+                f"parameter {name!r} is on {tensor.device_mesh}, the peer on {mesh}: shard every parameter "
+                "on the one mesh of all the peer's ranks"
             )
         (placement,) = tensor.placements
         # exact classes: the strided shards of a second parallelism are Shards too
@@ -95,6 +96,20 @@ def own_rows(name: str, tensor: Tensor, mesh: DeviceMesh | None) -> OwnRows:
             f"where fully_shard puts {stop - first}: shard it with fully_shard"
         )
     return OwnRows(tensor, first, stop, sharded)
+
+
+def held_rows(name: str, parameter: Tensor) -> tuple[Tensor, int]:
+    """What of a parameter lies on this rank, and how many of its elements lie before that. Raises ConfigError."""
+    part = own_rows(name, parameter, parameter.device_mesh if isinstance(parameter, DTensor) else None)
+    return local_of(parameter), part.start if part.sharded else 0
+
+
+def set_from_whole(name: str, parameter: Tensor, whole: Tensor) -> None:
+    """Set what of a parameter lies on this rank from a tensor of the whole. Raises ConfigError."""
+    here, first = held_rows(name, parameter)
+    rows = whole[first * len(whole) // max(whole.numel(), 1) :][: len(here)] if here.ndim else whole
+    with torch.no_grad():
+        here.copy_(rows)
 
 
 def blocks(tensor: Tensor) -> Iterator[tuple[Tensor, int]]:

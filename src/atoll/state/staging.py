@@ -22,7 +22,8 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         size = BLOCK * _WIDEST_BYTES
-        self._buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        pinned = device.type == "cuda"
+        self._buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
         self._copied = [torch.cuda.Event() for _ in range(2)]
 
     def to_host(self, source: Iterable[Tensor]) -> Iterator[Tensor]:

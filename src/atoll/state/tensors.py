@@ -53,13 +53,12 @@ class ModelTensors:
         Raises ConfigError for overlapping storage, and for a parameter that is placed in a way that has no own rows.
         """
         named = {name.replace(_COMPILED, ""): tensor for name, tensor in named_parameters}
-        if mesh is None:
-            mesh = next((t.device_mesh for _, t in sorted(named.items()) if isinstance(t, DTensor)), None)
+        mesh = mesh or next((t.device_mesh for _, t in sorted(named.items()) if isinstance(t, DTensor)), None)
+        parts = {name: own_rows(name, tensor, mesh) for name, tensor in sorted(named.items())}
         self._group = mesh.get_group() if mesh is not None and mesh.size() > 1 else None
         self.rank, self.num_ranks = (mesh.get_local_rank(), mesh.size()) if mesh is not None else (0, 1)
         self._device = mesh.device_type if mesh is not None else "cpu"
         self._sum_tables = sum_tables
-        parts = {name: own_rows(name, tensor, mesh) for name, tensor in sorted(named.items())}
         self._frozen = {name: part for name, part in parts.items() if not part.tensor.requires_grad}
         trainable = _without_ties({name: t for name, t in named.items() if t.requires_grad})
         self.layout = Layout.of([_info(name, tensor) for name, tensor in trainable.items()])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.checkpoint.remote import RemotePlace
 from atoll.checkpoint.saver import Keeping
@@ -42,6 +43,8 @@ from atoll.train.model import LanguageModel
 from atoll.train.observer import Observer
 from atoll.train.pretrained import load_weights
 from atoll.train.rank_batches import RankBatches
+from atoll.train.ranks import ALONE, Ranks
+from atoll.train.sharding import Sharding, give_memory, shard, without_memory
 
 PIECE_SEQUENCES = 4
 """Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
@@ -156,22 +159,59 @@ def keeping(config: RunConfig) -> Keeping:
     )
 
 
-def build_model(config: RunConfig, *, with_weights: bool = True) -> Llama:
-    """The run's model with the run's start weights, on this peer's device. Without them it has any."""
+def build_model(config: RunConfig, *, with_weights: bool = True, mesh: DeviceMesh | None = None) -> Llama:
+    """The run's model with the run's start weights, on this peer's device. Without them it has any.
+
+    With several ranks in `mesh` each has its rows only, from the beginning. Collective then. Raises ConfigError.
+    """
     _prepare_torch(config)
-    model = Llama(llama_config(config.model))
+    if mesh is None or mesh.size() == 1:
+        model = Llama(llama_config(config.model))
+        _set_weights(model, config, with_weights)
+        return model.to(config.local.device)
+    check_ranks(config, mesh.size())
+    with without_memory():
+        model = Llama(llama_config(config.model))
+    how = sharding(config)
+    shard(model, mesh, how)
+    give_memory(model, "cpu" if how.cpu_offload else config.local.device)
+    _set_weights(model, config, with_weights)
+    return model
+
+
+def _set_weights(model: Llama, config: RunConfig, with_weights: bool) -> None:
     if config.model.init_from and with_weights:
         load_weights(model, Path(config.model.init_from))
     else:
         initialize(model, config.run.seed)
-    return model.to(config.local.device)
+
+
+def check_ranks(config: RunConfig, num_ranks: int) -> None:
+    """Raises ConfigError if a peer's batch cannot be shared among so many ranks."""
+    if config.inner.batch_size % num_ranks:
+        raise ConfigError(
+            f"inner.batch_size = {config.inner.batch_size} is not a multiple of this peer's {num_ranks} ranks, which "
+            "share it; start as many ranks as divide it, or set another one for the run"
+        )
+
+
+def sharding(config: RunConfig) -> Sharding:
+    """How several ranks of this peer hold the model."""
+    local = config.local
+    return Sharding(
+        reshard_after_forward=local.reshard_after_forward,
+        cpu_offload=local.cpu_offload,
+        param_dtype=torch.bfloat16 if local.param_dtype == "bf16" else None,
+    )
 
 
 def llama_config(section: ModelSection) -> LlamaConfig:
     return LlamaConfig(**section.model_dump(exclude={"init_from"}))
 
 
-def build_inner(model: Llama, config: RunConfig) -> InnerStep:
+def build_inner(model: Llama, config: RunConfig, ranks: Ranks = ALONE) -> InnerStep:
+    """Raises ConfigError if the ranks cannot share the batch."""
+    check_ranks(config, ranks.count)
     section: InnerSection = config.inner
     optimizer = make_adamw(
         model, lr=section.lr, betas=section.betas, eps=section.eps, weight_decay=section.weight_decay
@@ -185,6 +225,7 @@ def build_inner(model: Llama, config: RunConfig) -> InnerStep:
         device=config.local.device,
         autocast=config.local.autocast,
         compile=config.local.compile,
+        ranks=ranks,
     )
 
 
@@ -278,15 +319,23 @@ def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambd
 
 
 def evaluation(
-    model: LanguageModel, held_out: Documents, config: RunConfig
+    model: LanguageModel,
+    held_out: Documents,
+    config: RunConfig,
+    ranks: Ranks = ALONE,
 ) -> tuple[Callable[[], float], int]:
-    """A function that gives the validation loss (nats per token) of the weights as they are, and its tokens."""
+    """A function that gives the validation loss (nats per token) of the weights as they are, and its tokens.
+
+    All ranks of a peer call the function together.
+    """
     batch = held_out_sequences(held_out, config.data.seq_len, config.eval.sequences)
     sequences = torch.cat([torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets[:, -1:])], dim=1)
     local = config.local
 
     def evaluate() -> float:
-        return validation_loss(model, sequences, micro_batch=16, device=local.device, autocast=local.autocast)
+        return validation_loss(
+            model, sequences, micro_batch=16, device=local.device, autocast=local.autocast, ranks=ranks
+        )
 
     return evaluate, batch.tokens
 

@@ -2,6 +2,9 @@
 
 It runs on the training thread, and costs what the same lines cost in a bare PyTorch loop
 (`benchmarks/inner_overhead.py`): loss and gradient norm are read back together, once a step.
+
+Where the peer has several ranks, all of them take the step together, each with its own rows of the peer's batch. What
+is reported, and what is decided by it, is the peer's and the same on every rank.
 """
 
 from __future__ import annotations
@@ -13,18 +16,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from atoll.errors import LocalError
 from atoll.train.autocast import autocast_context
+from atoll.train.gradients import Gradients
 from atoll.train.model import LanguageModel
+from atoll.train.ranks import ALONE, Ranks
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One attempted inner step. `loss` is nats per token over the whole batch, `seconds` what the step took.
+    """One attempted inner step. `loss` is nats per token over the peer's whole batch, which has `tokens`; `seconds` is
+    what the step took.
 
     `grad_norm` is the global norm before clipping. `skipped`: loss or gradient was not finite, and neither
     weights nor optimizer state were touched; it counts as a step all the same, so that peers stay in step.
@@ -58,10 +63,11 @@ class InnerStep:
         device: torch.device | str = "cpu",
         autocast: bool = False,
         compile: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`schedule` maps the run's step to a learning rate. `clip_norm` 0: never clip.
 
-        `micro_batch`: sequences at once, 0 for the whole batch. `autocast`: bf16 where `device` has it.
+        `micro_batch`: sequences at once on each rank, 0 for all of its rows. `autocast`: bf16 where `device` has it.
         `compile`: run the loss through `torch.compile`.
         """
         self.model = model
@@ -75,13 +81,15 @@ class InnerStep:
         self._device = torch.device(device)
         self._autocast = autocast_context(self._device, autocast)
         self._loss = compiled(model.loss) if compile else model.loss
-        self._parameters = list(model.parameters())
+        self._ranks = ranks
+        self._gradients = Gradients(list(model.parameters()), ranks)
         model.train()
 
     def step(self, inputs: Tensor, targets: Tensor, run_step: int) -> StepReport:
         """Train on one batch of token ids [B, T] as step `run_step` (counted from 0 by the run, not here).
 
-        Every target is a token; the gradient is that of the mean over all of them, whatever the micro-batch.
+        The batch is the peer's, and the same on all its ranks; each trains on B / ranks rows of it. Every target
+        is a token; the gradient is that of the mean over all of them, whatever the micro-batch.
         Raises LocalError if the model was to be compiled and this machine cannot.
         """
         started = time.perf_counter()
@@ -89,17 +97,13 @@ class InnerStep:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-        mean_loss = self._accumulate(
-            inputs.to(self._device, torch.long), targets.to(self._device, torch.long)
-        )
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = get_total_norm(gradients)
-        loss, grad_norm = torch.stack((mean_loss, norm)).tolist()
+        own = [self._ranks.own_rows(each).to(self._device, torch.long) for each in (inputs, targets)]
+        loss, grad_norm = self._gradients.measure(self._accumulate(*own))
 
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         clipped = finite and grad_norm > self._clip_norm
         if clipped:
-            clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
+            self._gradients.clip(self._clip_norm, grad_norm)
         if finite:
             self.optimizer.step()
         self.optimizer.zero_grad()

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from atoll.errors import ConfigError
+from atoll.state.own_rows import set_from_whole
 from atoll.train.llama import Llama, LlamaConfig
 
 WEIGHTS = "model.safetensors"
@@ -51,7 +52,7 @@ def load_weights(model: Llama, folder: Path) -> None:
             )
         if not torch.isfinite(tensor).all():
             raise ConfigError(f"{folder}: {name} is not finite")
-        parameter.copy_(tensor)
+        set_from_whole(name, parameter, tensor)
 
 
 def read_llama_config(folder: Path) -> LlamaConfig:
