@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -153,7 +153,7 @@ def open_session(
         )
     member: AnyMember = lead if lead and crew.num_ranks == 1 else RankedMember(crew, lead, slot.renew_key)
     manners = leave_politely(lead.leave_for if lead is not None else (lambda reason: None))
-    crew.listen(on_abort=slot.abort, goodbye=(lambda reason: lead.leave(reason, False)) if lead else None)
+    crew.listen(on_abort=slot.abort, goodbye=_goodbye_of(lead))
     file: JsonLinesSink | None = None
     try:
         admission = member.connect()
@@ -188,6 +188,11 @@ def open_session(
         crew=crew,
         mesh=mesh,
     )
+
+
+def _goodbye_of(lead: Member | None) -> Callable[[str], None] | None:
+    """How the watch over the ranks says goodbye in a training thread's place, which is stuck."""
+    return None if lead is None else lambda reason: lead.leave(reason, done=False)
 
 
 def _abort(slot: EngineSlot, crew: Crew, op: OpId) -> None:

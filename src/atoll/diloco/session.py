@@ -299,7 +299,7 @@ class Session:
         self._slot.close()
         self._member.close()
         self.crew.close(self._error)
-        self.mesh.close()
+        self.mesh.close(lost=self._error is not None)
         self._close_sinks()
         if self._manners is not None:
             self._manners.close()

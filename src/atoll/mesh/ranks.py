@@ -29,7 +29,7 @@ def ranks_of_this_peer(device: str) -> Generator[tuple[Crew, ElasticDeviceMesh]]
         yield crew, mesh
     except BaseException as error:
         crew.close(error)
+        mesh.close(lost=True)  # nobody waits for ranks that are gone, or frozen
         raise
-    finally:
-        crew.close()
-        mesh.close()
+    crew.close()
+    mesh.close()

@@ -44,7 +44,7 @@ from atoll.train.observer import Observer
 from atoll.train.pretrained import load_weights
 from atoll.train.rank_batches import RankBatches
 from atoll.train.ranks import ALONE, Ranks
-from atoll.train.sharding import Sharding, give_memory, shard, without_memory
+from atoll.train.sharding import Sharding, gathered, give_memory, shard, without_memory
 
 PIECE_SEQUENCES = 4
 """Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
@@ -75,35 +75,40 @@ def run_peer(
     train_part, held_out = corpus.split(config.data.val_fraction)
     start = config.model.init_from
     missed = start if joins and start and not Path(start).exists() else ""
-    model = build_model(config, with_weights=not missed)
+    several = crew.num_ranks > 1
+    model = build_model(config, with_weights=not missed, mesh=mesh.local if several else None)
+    ranks = Ranks.of(mesh.local) if several else ALONE
     settings = flatten(config)
     if config.data.scope == "shared":
         settings["data.digest"] = corpus.digest()
     local = config.local
-    with open_session(
-        local.coordinator,
-        run=config.run.name,
-        peer=local.peer or default_peer_name(),
-        token=token,
-        engine=engine_address(local.coordinator, local.bind, local.port, local.advertise),
-        line=Line(parse_rate(config.net.max_up), parse_rate(config.net.max_down), config.net.congestion),
-        out=run_folder(config),
-        total_steps=config.run.steps,
-        wait_s=wait_s,
-        settings_digest=settings_digest(settings),
-        sinks=sinks,
-        shelf=Shelf(fallback=run_folder(config), ram=Path(config.checkpoint.staging)),
-        keeping=keeping(config),
-        fresh=fresh,
-        crew=crew,
-        mesh=mesh,
-    ) as session:
+    with (
+        open_session(
+            local.coordinator,
+            run=config.run.name,
+            peer=local.peer or default_peer_name(),
+            token=token,
+            engine=engine_address(local.coordinator, local.bind, local.port, local.advertise),
+            line=Line(parse_rate(config.net.max_up), parse_rate(config.net.max_down), config.net.congestion),
+            out=run_folder(config),
+            total_steps=config.run.steps,
+            wait_s=wait_s,
+            settings_digest=settings_digest(settings),
+            sinks=sinks,
+            shelf=Shelf(fallback=run_folder(config), ram=Path(config.checkpoint.staging)),
+            keeping=keeping(config),
+            fresh=fresh,
+            crew=crew,
+            mesh=mesh,
+        ) as session,
+        crew.explaining(),
+    ):
         for event in skipped:
             session.events.emit(event)
         if missed:
             session.events.emit(StartWeightsMissed(path=missed))
         tensors = tensors_of(model.named_parameters(remove_duplicate=False), crew, mesh)
-        inner = build_inner(model, config)
+        inner = build_inner(model, config, ranks)
         batches, own = _batches(session, train_part, config) if crew.is_lead else (None, None)
         outer = session.open_rounds(
             outer_schedule(config.outer, config.run.steps),
@@ -126,9 +131,9 @@ def run_peer(
             inner.rewarm(config.inner.rewarm_steps)
         session.hold("inner_step", inner)
         session.hold_buffers(model)
-        observer = _observer(session, model, held_out, config)
+        observer = _observer(session, model, held_out, config, ranks)
         observer.started()
-        source = batches if batches is not None and crew.num_ranks == 1 else RankBatches(crew, batches)
+        source = batches if batches is not None and not several else RankBatches(crew, batches)
         train(session, inner, source, outer, observer)
         if not outer.finished():  # in the middle of a round the weights are this peer's own: nothing to save
             return session.asked_to_leave
@@ -340,8 +345,10 @@ def evaluation(
     return evaluate, batch.tokens
 
 
-def _observer(session: Session, model: Llama, held_out: Documents, config: RunConfig) -> Observer:
-    evaluate, eval_tokens = evaluation(model, held_out, config)
+def _observer(
+    session: Session, model: Llama, held_out: Documents, config: RunConfig, ranks: Ranks
+) -> Observer:
+    evaluate, eval_tokens = evaluation(model, held_out, config, ranks)
     return Observer(
         session,
         evaluate=evaluate,
