@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from atoll.events import Event, RowsSkipped, Sink, StartWeightsMissed
 from atoll.network.addresses import engine_address
 from atoll.network.line import Line
 from atoll.state.tensors import ModelTensors
+from atoll.train.activations import checkpoint_activations
 from atoll.train.adamw import make_adamw
 from atoll.train.batches import Batches, Leaser
 from atoll.train.evaluate import validation_loss
@@ -148,16 +150,19 @@ def keeping(config: RunConfig) -> Keeping:
 def build_model(config: RunConfig, *, with_weights: bool = True) -> Llama:
     """The run's model with the run's start weights, on this peer's device. Without them it has any."""
     _prepare_torch(config)
-    model = Llama(llama_config(config.model))
+    local = config.local
+    model = Llama.on_meta(llama_config(config.model), loss_chunk_tokens=local.loss_chunk_tokens)
+    checkpoint_activations(model, local.activation_checkpointing, local.checkpoint_every)
+    model.materialize(local.device)
     if config.model.init_from and with_weights:
         load_weights(model, Path(config.model.init_from))
     else:
         initialize(model, config.run.seed)
-    return model.to(config.local.device)
+    return model
 
 
 def llama_config(section: ModelSection) -> LlamaConfig:
-    return LlamaConfig(**section.model_dump(exclude={"init_from"}))
+    return LlamaConfig(**section.model_dump(exclude={"size", "init_from"}))
 
 
 def build_inner(model: Llama, config: RunConfig) -> InnerStep:
@@ -174,6 +179,7 @@ def build_inner(model: Llama, config: RunConfig) -> InnerStep:
         device=config.local.device,
         autocast=config.local.autocast,
         compile=config.local.compile,
+        loss=partial(model.loss, z_loss=section.z_loss) if section.z_loss else None,
     )
 
 
