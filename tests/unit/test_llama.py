@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.train.init import STD, initialize, start_values
+from atoll.train import init
+from atoll.train.init import STD, initialize, initialize_parameter, start_values
 from atoll.train.llama import Llama, LlamaConfig, rope_tables, rotate
 
 
@@ -33,40 +34,6 @@ def make(seed: int = 0, **changes: object) -> Llama:
 
 def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 61, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-SMOLLM2_135M = LlamaConfig(
-    vocab_size=49152,
-    dim=576,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    ffn_dim=1536,
-    max_seq_len=8192,
-    tie_embeddings=True,
-)
-LLAMA3_8B = LlamaConfig(
-    vocab_size=128256,
-    dim=4096,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    ffn_dim=14336,
-    max_seq_len=8192,
-    rope_theta=500000.0,
-)
-
-
-@pytest.mark.parametrize(
-    ("shape", "published"),
-    [(SMOLLM2_135M, 134_515_008), (LLAMA3_8B, 8_030_261_248)],
-    ids=["smollm2", "llama3"],
-)
-def test_parameter_count_is_the_published_one(shape: LlamaConfig, published: int) -> None:
-    with torch.device("meta"):
-        model = Llama(shape)
-    assert shape.num_parameters() == published
-    assert sum(p.numel() for p in model.parameters()) == published
 
 
 def test_names_are_those_of_hf() -> None:
@@ -141,6 +108,31 @@ def test_rotary_tables_are_neither_saved_nor_trained() -> None:
     assert len(list(model.buffers())) == 2
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_made_on_meta_is_the_same_to_the_bit(tied: bool) -> None:
+    plain, empty = make(tie_embeddings=tied), Llama.on_meta(config(tie_embeddings=tied))
+    assert {tensor.device.type for tensor in (*empty.parameters(), *empty.buffers())} == {"meta"}
+    empty.materialize("cpu")
+    for tensor in empty.parameters():
+        tensor.data.fill_(float("nan"))
+    initialize(empty, 0)
+    assert (empty.lm_head.weight is empty.model.embed_tokens.weight) == tied
+    for (name, a), (other, b) in zip(
+        [*plain.named_parameters(), *plain.named_buffers()],
+        [*empty.named_parameters(), *empty.named_buffers()],
+        strict=True,
+    ):
+        assert name == other
+        assert torch.equal(a, b), name
+    assert torch.equal(plain(tokens(2, 24)), empty(tokens(2, 24)))
+
+
+def test_rotary_tables_are_the_cpus_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        cos, _ = rope_tables(8, 4, 100.0)
+    assert torch.equal(cos, rope_tables(8, 4, 100.0)[0])
+
+
 def test_loss_is_the_mean_of_minus_log_probability() -> None:
     model, ids, targets = make().double(), tokens(3, 7), tokens(3, 7, seed=9)
     log_probabilities = model(ids).log_softmax(-1)
@@ -210,6 +202,33 @@ def test_start_weights_are_the_same_from_another_thread_and_in_a_deeper_model() 
     worker.join(30)
     assert torch.equal(made[0].get_parameter(name), make().get_parameter(name))
     assert not torch.equal(make(seed=1).get_parameter(name), make().get_parameter(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_parameter_at_a_time_and_rows_of_one(dtype: torch.dtype) -> None:
+    model = make(seed=4).to(dtype)
+    for name, parameter in model.named_parameters():
+        whole = torch.full_like(parameter, float("nan"))
+        initialize_parameter(name, whole, seed=4, num_layers=2)
+        assert torch.equal(whole, parameter), name
+        if parameter.ndim == 2:
+            columns = parameter.shape[1]
+            rows = torch.full_like(parameter[3:8], float("nan"))
+            initialize_parameter(name, rows, seed=4, num_layers=2, first=3 * columns)
+            assert torch.equal(rows, parameter[3:8]), name
+
+
+def test_start_values_begin_anywhere() -> None:
+    whole = start_values("w", (1 << 20) + 50, seed=0, std=1.0)
+    for first in (1, 2, 3, 4, 5, 7, 1000, (1 << 20) - 3, 1 << 20, (1 << 20) + 1):
+        assert np.array_equal(start_values("w", 9, seed=0, std=1.0, first=first), whole[first : first + 9])
+
+
+def test_a_parameter_larger_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(init, "PIECE", 10)
+    made = torch.empty(7, 9)
+    initialize_parameter("w", made, seed=1, num_layers=1)
+    assert np.array_equal(made.flatten().numpy(), start_values("w", 63, seed=1, std=STD))
 
 
 def test_start_weights_of_a_large_parameter_begin_like_those_of_a_small_one() -> None:

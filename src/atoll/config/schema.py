@@ -6,13 +6,15 @@ differ are refused. `[local]` is each peer's own. Only `cli` and `train/build.py
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from atoll.config.rates import parse_rate
+from atoll.config.sizes import SIZES, ModelSize
 
 Topology = Literal["auto", "direct", "ring", "two-level"]
+Activations = Literal["none", "selective", "full"]
 Codec = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "stat2", "topk", "topk256"]
 
 
@@ -40,6 +42,12 @@ class RunSection(Section):
 class ModelSection(Section):
     """A Llama: RMSNorm, RoPE, grouped-query attention, SwiGLU. Names are those of HF LlamaForCausalLM."""
 
+    size: Annotated[
+        ModelSize,
+        Field(
+            description="a shape by name: fills the keys up to tie_embeddings that are not given; docs/models.md"
+        ),
+    ] = ""
     vocab_size: Annotated[
         int, Field(gt=1, description="at least the tokenizer's; 256 suffices for bytes")
     ] = 256
@@ -58,6 +66,12 @@ class ModelSection(Section):
             description="folder with the start weights, as `atoll checkpoints import` writes it; empty: by seed"
         ),
     ] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _size_fills(cls, values: Any) -> Any:
+        size = values.get("size") if isinstance(values, dict) else ""
+        return {**SIZES[size], **values} if isinstance(size, str) and size in SIZES else values
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelSection:
@@ -121,6 +135,13 @@ class InnerSection(Section):
     clip_norm: Annotated[
         float, Field(ge=0, description="gradient norm above which it is scaled down; 0: never")
     ] = 1.0
+    z_loss: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="training adds so many times the mean squared log of the softmax's sum; e.g. 1e-4",
+        ),
+    ] = 0.0
     batch_size: Annotated[int, Field(gt=0, description="sequences per peer and inner step")] = 8
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] = 50
@@ -366,8 +387,30 @@ class LocalSection(Section):
     cpu_offload: Annotated[
         bool, Field(description="several ranks: weights and optimizer state rest in host memory")
     ] = False
+    activation_checkpointing: Annotated[
+        Activations,
+        Field(
+            description="what a layer computes again in the backward pass to save memory: nothing, all but matrix "
+            "products and attention, or everything"
+        ),
+    ] = "none"
+    checkpoint_every: Annotated[
+        int, Field(gt=0, description="activation_checkpointing: only of every n-th layer")
+    ] = 1
+    loss_chunk_tokens: Annotated[
+        int, Field(ge=0, description="logits of so many tokens exist at once in the loss; 0: of all")
+    ] = 0
     log_every: Annotated[int, Field(gt=0, description="inner steps between two TrainingStep events")] = 10
     save_model: Annotated[bool, Field(description="write the final anchor as safetensors")] = True
+
+    @model_validator(mode="after")
+    def _every_has_a_mode(self) -> LocalSection:
+        if self.checkpoint_every > 1 and self.activation_checkpointing == "none":
+            raise ValueError(
+                f'checkpoint_every = {self.checkpoint_every} does nothing with activation_checkpointing = "none": set '
+                'that to "selective" or "full", or leave checkpoint_every out'
+            )
+        return self
 
 
 class RunConfig(Section):

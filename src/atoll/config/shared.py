@@ -15,6 +15,8 @@ Scalar = str | int | float | bool | None
 
 # All that changes the shared state. [membership], [net] and [eval] do not; the first is the coordinator's alone.
 COMPARED = ("run", "model", "data", "inner", "outer")
+# A name for other keys, which are compared: who writes a shape out and who names it run the same model.
+_NAMES = {"model.size"}
 # Where a peer keeps its copy of the text or of the start weights is its own affair; that they are the same is compared
 # by content.
 _OWN = {"data.sources", "data.shards", "data.cache", "model.init_from"}
@@ -26,8 +28,11 @@ OWN_KEYS = frozenset(
 def flatten(config: RunConfig) -> dict[str, Scalar]:
     """The compared settings as `section.key`, lists as `section.key.0`; peers that differ are refused."""
     dumped = config.model_dump(include=set(COMPARED))
+    left_out = _OWN | _NAMES
     flat = {
-        name: value for name, value in _leaves("", dumped) if name not in _OWN and not _inside(name, _OWN)
+        name: value
+        for name, value in _leaves("", dumped)
+        if name not in left_out and not _inside(name, left_out)
     }
     flat["data.tokenizer"] = PurePath(config.data.tokenizer).name
     return flat

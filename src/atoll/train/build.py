@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from atoll.mesh.crew import Crew
 from atoll.mesh.elastic import ElasticDeviceMesh
 from atoll.network.addresses import engine_address
 from atoll.network.line import Line
+from atoll.train.activations import checkpoint_activations
 from atoll.train.adamw import make_adamw
 from atoll.train.batches import Batches, Leaser
 from atoll.train.evaluate import validation_loss
@@ -44,7 +46,7 @@ from atoll.train.observer import Observer
 from atoll.train.pretrained import load_weights
 from atoll.train.rank_batches import RankBatches
 from atoll.train.ranks import ALONE, Ranks
-from atoll.train.sharding import Sharding, gathered, give_memory, shard, without_memory
+from atoll.train.sharding import Sharding, gathered, shard
 
 PIECE_SEQUENCES = 4
 """Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
@@ -170,25 +172,23 @@ def build_model(config: RunConfig, *, with_weights: bool = True, mesh: DeviceMes
     With several ranks in `mesh` each has its rows only, from the beginning. Collective then. Raises ConfigError.
     """
     _prepare_torch(config)
-    if mesh is None or mesh.size() == 1:
-        model = Llama(llama_config(config.model))
-        _set_weights(model, config, with_weights)
-        return model.to(config.local.device)
-    check_ranks(config, mesh.size())
-    with without_memory():
-        model = Llama(llama_config(config.model))
-    how = sharding(config)
-    shard(model, mesh, how)
-    give_memory(model, "cpu" if how.cpu_offload else config.local.device)
-    _set_weights(model, config, with_weights)
-    return model
-
-
-def _set_weights(model: Llama, config: RunConfig, with_weights: bool) -> None:
+    local, several = config.local, mesh is not None and mesh.size() > 1
+    model = Llama.on_meta(llama_config(config.model), loss_chunk_tokens=local.loss_chunk_tokens)
+    checkpoint_activations(model, local.activation_checkpointing, local.checkpoint_every)
+    rests = local.device
+    if mesh is not None and several:
+        check_ranks(config, mesh.size())
+        how = sharding(config)
+        shard(model, mesh, how)
+        rests = "cpu" if how.cpu_offload else local.device
+    model.materialize(rests)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(local.device)
     if config.model.init_from and with_weights:
         load_weights(model, Path(config.model.init_from))
     else:
         initialize(model, config.run.seed)
+    return model
 
 
 def check_ranks(config: RunConfig, num_ranks: int) -> None:
@@ -211,7 +211,7 @@ def sharding(config: RunConfig) -> Sharding:
 
 
 def llama_config(section: ModelSection) -> LlamaConfig:
-    return LlamaConfig(**section.model_dump(exclude={"init_from"}))
+    return LlamaConfig(**section.model_dump(exclude={"size", "init_from"}))
 
 
 def build_inner(model: Llama, config: RunConfig, ranks: Ranks = ALONE) -> InnerStep:
@@ -231,6 +231,7 @@ def build_inner(model: Llama, config: RunConfig, ranks: Ranks = ALONE) -> InnerS
         autocast=config.local.autocast,
         compile=config.local.compile,
         ranks=ranks,
+        loss=partial(model.loss, z_loss=section.z_loss) if section.z_loss else None,
     )
 
 

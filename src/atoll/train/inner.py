@@ -64,11 +64,13 @@ class InnerStep:
         autocast: bool = False,
         compile: bool = False,
         ranks: Ranks = ALONE,
+        loss: LossFunction | None = None,
     ) -> None:
         """`schedule` maps the run's step to a learning rate. `clip_norm` 0: never clip.
 
         `micro_batch`: sequences at once on each rank, 0 for all of its rows. `autocast`: bf16 where `device` has it.
-        `compile`: run the loss through `torch.compile`.
+        `compile`: run the loss through `torch.compile`. `loss`: what is trained on, if not `model.loss` alone; it is
+        what reports say.
         """
         self.model = model
         self.optimizer = optimizer
@@ -80,7 +82,8 @@ class InnerStep:
         self._micro_batch = micro_batch
         self._device = torch.device(device)
         self._autocast = autocast_context(self._device, autocast)
-        self._loss = compiled(model.loss) if compile else model.loss
+        loss = loss or model.loss
+        self._loss = compiled(loss) if compile else loss
         self._ranks = ranks
         self._gradients = Gradients(list(model.parameters()), ranks)
         model.train()

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atoll.train.cross_entropy import token_loss
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
@@ -78,9 +80,13 @@ class LlamaConfig:
 
 
 def rope_tables(head_dim: int, length: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary angles, each [length, head_dim]; the sines signed for `rotate`."""
-    frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    """Cosines and sines of the rotary angles, each [length, head_dim]; the sines signed for `rotate`.
+
+    On the CPU, whatever torch's default device is: other devices round differently.
+    """
+    cpu = {"dtype": torch.float32, "device": "cpu"}
+    frequencies = theta ** -(torch.arange(0, head_dim, 2, **cpu) / head_dim)
+    angles = torch.outer(torch.arange(length, **cpu), frequencies)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
@@ -160,10 +166,21 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        cos, signed_sin = rope_tables(config.head_dim, config.max_seq_len, config.rope_theta)
+        self.config = config
         # Not persistent: a function of the config, so it is neither saved nor sent.
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_signed_sin", signed_sin, persistent=False)
+        for name in ("rope_cos", "rope_signed_sin"):
+            self.register_buffer(name, torch.empty(config.max_seq_len, config.head_dim), persistent=False)
+        self.fill_rope()
+
+    @torch.no_grad()
+    def fill_rope(self) -> None:
+        """Set the rotary tables, to the same bits on every device; on the meta device there is nothing to set."""
+        if self.rope_cos.is_meta:
+            return
+        config = self.config
+        cos, signed_sin = rope_tables(config.head_dim, config.max_seq_len, config.rope_theta)
+        self.rope_cos.copy_(cos)
+        self.rope_signed_sin.copy_(signed_sin)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embed_tokens(input_ids)
@@ -175,26 +192,55 @@ class Trunk(nn.Module):
 
 
 class Llama(nn.Module):
-    """A decoder-only language model. Its weights are torch's own until `train.init.initialize` sets them."""
+    """A decoder-only language model. Its weights are torch's own until `train.init.initialize` sets them.
 
-    def __init__(self, config: LlamaConfig) -> None:
+    `loss_chunk_tokens`: the loss makes logits of so many tokens at once, 0 for all.
+    """
+
+    def __init__(self, config: LlamaConfig, *, loss_chunk_tokens: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.loss_chunk_tokens = loss_chunk_tokens
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.dim, config.vocab_size, bias=False)
-        if config.tie_embeddings:
+        self.tie()
+
+    @classmethod
+    def on_meta(cls, config: LlamaConfig, *, loss_chunk_tokens: int = 0) -> Llama:
+        """A model without memory: at once, whatever its size. `materialize` gives it memory."""
+        with torch.device("meta"):
+            return cls(config, loss_chunk_tokens=loss_chunk_tokens)
+
+    def tie(self) -> None:
+        """Where the head is tied, make it the embedding again: `nn.Module.to_empty` gives each its own memory."""
+        if self.config.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+
+    def materialize(self, device: torch.device | str) -> None:
+        """Memory on `device` for a model that was made on the meta device. Its parameters have yet to be set."""
+        self.to_empty(device=device)
+        self.tie()
+        self.model.fill_rope()
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Logits [B, T, V] of the token after each position of `input_ids` [B, T], T up to `max_seq_len`."""
+        return self.lm_head(self._hidden(input_ids))
+
+    def loss(self, input_ids: Tensor, targets: Tensor, *, z_loss: float = 0.0) -> Tensor:
+        """Mean cross-entropy in nats per token, a scalar; computed in fp32 (or wider, if the weights are).
+
+        With `z_loss` times the mean square of the logits' logsumexp added.
+        """
+        return token_loss(
+            self.lm_head,
+            self._hidden(input_ids),
+            targets,
+            chunk_tokens=self.loss_chunk_tokens,
+            z_loss=z_loss,
+        )
+
+    def _hidden(self, input_ids: Tensor) -> Tensor:
         length, limit = input_ids.shape[1], self.config.max_seq_len
         if length > limit:
             raise ValueError(f"a sequence of {length} tokens is longer than max_seq_len = {limit}")
-        return self.lm_head(self.model(input_ids))
-
-    def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token, a scalar; computed in fp32 (or wider, if the weights are)."""
-        logits = self(input_ids).flatten(0, 1)
-        if logits.dtype in (torch.bfloat16, torch.float16):
-            logits = logits.float()
-        return F.cross_entropy(logits, targets.flatten())
+        return self.model(input_ids)

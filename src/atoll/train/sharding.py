@@ -6,8 +6,7 @@ around the loss as well, so that a loss may use weights of its own, as that of a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,6 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,27 +75,6 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     ]
     sizes = [sum(p.numel() for p in each.parameters()) for each in lists]
     return list(lists[sizes.index(max(sizes))]) if lists else []
-
-
-@contextmanager
-def without_memory() -> Generator[None]:
-    """Parameters of modules that are made inside have no memory (device meta) until `give_memory`; buffers have."""
-
-    def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if parameter is None or parameter.is_meta:  # the second name of a tied one
-            return None
-        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-
-    handle = register_module_parameter_registration_hook(moved)  # type: ignore[bad-argument-type]
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def give_memory(model: nn.Module, device: torch.device | str) -> None:
-    """Memory on `device` for what has none: of a cut parameter, for this rank's rows. Values are yet to be set."""
-    model._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
 
 
 def gathered(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
