@@ -106,11 +106,11 @@ class ElasticDeviceMesh:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, pg_options=options)
         self._own_group = True
 
-    def close(self) -> None:
-        """End the group, if it was made here or given. Idempotent."""
+    def close(self, *, lost: bool = False) -> None:
+        """End the group, if it was made here or given. Idempotent. `lost`: a sibling is; nothing is waited for."""
         self._local = None
         if self._group is not None:
-            self._group.close()
+            self._group.close(lost=lost)
         if self._own_group and dist.is_initialized():
             dist.destroy_process_group()
         self._own_group = False
