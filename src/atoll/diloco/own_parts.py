@@ -14,12 +14,20 @@ import torch
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.safekeeping import Safekeeping
 from atoll.membership.leases import SlotTable, contradiction
+from atoll.state.inner_rows import own_state, take_state
 
 
-def hold_training(safekeeping: Safekeeping, loop: OuterLoop, inner: torch.optim.Optimizer | None) -> None:
+def hold_training(
+    safekeeping: Safekeeping, loop: OuterLoop, inner: torch.optim.Optimizer | None, rank: int = 0
+) -> None:
     """Save the inner optimizer's state, and what the codec still owes."""
     if inner is not None:
-        safekeeping.hold_stateful("inner", inner)
+        # a list: of a peer that was cut otherwise, what all of its ranks saved
+        safekeeping.hold(
+            "inner",
+            lambda: own_state(inner),
+            lambda saved: take_state(inner, saved if isinstance(saved, list) else [saved], rank),
+        )
     feedback = loop.feedback
     if feedback.residual is not None:
         safekeeping.hold("residual", lambda: feedback.residual, feedback.restore)

@@ -2,8 +2,7 @@
 
 The JSON is that of rank 0, which has what a peer has once (data positions, counters); under RANKS it says how many
 ranks there were, and what the others held. A peer with as many ranks takes all of it back. With another number the
-inner optimizer's rows would be elsewhere: then rank 0 takes what a peer has once, and the rest begins fresh, which is
-said.
+inner optimizer's rows are cut anew (`state.inner_rows`); what the codec owed is dropped, which is said.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from atoll.mesh.crew import Crew
 from atoll.state.elsewhere import Elsewhere, OwnBytes
 
 RANKS: Final = "ranks"
-BY_RANK: Final = ("inner", "residual")
+INNER: Final = "inner"
+RESIDUAL: Final = "residual"
+BY_RANK: Final = (INNER, RESIDUAL)
 """What is cut as the ranks are."""
 
 
@@ -82,13 +83,18 @@ class RankedPart:
 
 
 def part_of_rank(state: Mapping[str, Any], rank: int, num_ranks: int) -> tuple[dict[str, Any], str]:
-    """What a rank takes of a saved own part, and a remark if that is not all of it."""
+    """What a rank takes of a saved own part, and a remark if that is cut otherwise: then the inner optimizer's states
+    are those of all ranks that saved it."""
     own = {name: each for name, each in state.items() if name != RANKS}
     ranks = state.get(RANKS) or {"count": 1, "others": []}
     count: int = ranks["count"]
     if count == num_ranks:
         return (own if rank == 0 else dict(ranks["others"][rank - 1])), ""
-    kept = {name: each for name, each in own.items() if name not in BY_RANK} if rank == 0 else {}
+    taken = {name: each for name, each in own.items() if rank == 0 and name not in BY_RANK}
+    if INNER in own:
+        taken[INNER] = [own[INNER], *(each.get(INNER) for each in ranks["others"])]
+    dropped = "; what the codec still owed is dropped" if RESIDUAL in own else ""
     were = "1 rank" if count == 1 else f"{count} ranks"
-    has = "1" if num_ranks == 1 else f"{num_ranks}"
-    return kept, f"it was saved by {were} and this peer has {has}: its inner optimizer begins fresh"
+    return taken, (
+        f"it was saved by {were} and this peer has {num_ranks}: its inner optimizer's state is cut anew{dropped}"
+    )

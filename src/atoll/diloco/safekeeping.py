@@ -79,7 +79,6 @@ class Safekeeping:
         self._own = OwnPart()
         self._resumption: Resumption | None = None
         self._found = _Found()
-        self._cut_otherwise = False
         self._waiting: dict[str, Any] = {}  # what was saved, and nobody asked for yet
         self._tensors: dict[str, torch.Tensor] = {}
         self._remarks: list[str] = []
@@ -109,14 +108,11 @@ class Safekeeping:
         self._remarks = list(found.remarks)
         if found.own:
             self._waiting, remark = part_of_rank(found.own_state, crew.rank, crew.num_ranks)
-            self._cut_otherwise = bool(remark)
             self._remarks += [remark] if remark else []
             with safe_open(found.own, "pt") as file:
-                prefixed = f"rank{crew.rank}/"
-                names = [name for name in file.keys() if crew.rank == 0 or name.startswith(prefixed)]  # noqa: SIM118
-                self._tensors = (
-                    {} if remark and crew.rank else {name: file.get_tensor(name) for name in names}
-                )
+                prefix = f"rank{crew.rank}/"
+                names = [name for name in file.keys() if remark or crew.rank == 0 or name.startswith(prefix)]  # noqa: SIM118
+                self._tensors = {name: file.get_tensor(name) for name in names}
         return True
 
     def _find(self, keeping: Keeping, state: OuterState) -> _Found:
@@ -164,7 +160,7 @@ class Safekeeping:
     @property
     def has_own_part(self) -> bool:
         """Whether the inner optimizer goes on with what it knew."""
-        return bool(self._found.own) and not self._cut_otherwise
+        return bool(self._found.own)
 
     @property
     def term(self) -> int:

@@ -150,7 +150,7 @@ class Session:
         self._loop.on_reset = self._reset_inner
         self._loop.on_jump = self._advance_followed
         self.safekeeping.open(opened.exchange, self._loop, tensors.layout)
-        hold_training(self.safekeeping, self._loop, self.inner)
+        hold_training(self.safekeeping, self._loop, self.inner, self.crew.rank)
         if self._model is not None:
             self.hold_buffers(self._model)
         self._beat("local")

@@ -15,9 +15,8 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch.distributed.tensor import DTensor
 
-from atoll.state.own_rows import local_of
+from atoll.state.own_rows import laid_out, local_of
 from atoll.state.tensors import ModelTensors
 
 FORMAT: Final = "atoll inner 1"
@@ -95,22 +94,10 @@ class InnerState:
             shape, own = tuple(getattr(value, "shape", ())), tuple(local_of(parameter).shape)
             if shape not in ((), own):
                 raise ValueError(f"its {key} of {name!r} has shape {shape}, the parameter {own}")
-            found.setdefault(name, {})[key] = _laid_out(value, parameter) if shape else value
+            found.setdefault(name, {})[key] = (
+                laid_out(value, parameter) if isinstance(value, torch.Tensor) and shape else value
+            )
         return found
-
-
-def _laid_out(value: Any, like: torch.Tensor) -> Any:
-    """A rank's rows, as part of a whole that is cut as `like` is."""
-    if not isinstance(like, DTensor):
-        return value
-    return DTensor.from_local(
-        value.to(like.device),
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
 
 
 def _metadata(data: bytes) -> dict[str, str]:

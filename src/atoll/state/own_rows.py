@@ -63,6 +63,20 @@ def local_of(tensor: Tensor) -> Tensor:
         return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def laid_out(value: Tensor, like: Tensor) -> Tensor:
+    """A rank's rows, as part of a whole that is cut as `like` is."""
+    if not isinstance(like, DTensor):
+        return value
+    return DTensor.from_local(
+        value.to(like.device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
 def own_rows(name: str, tensor: Tensor, mesh: DeviceMesh | None) -> OwnRows:
     """The part of this rank of `mesh`; without one it owns everything. Raises ConfigError, naming the parameter, where
     it is laid out in a way that has no rows of its own on every rank."""
