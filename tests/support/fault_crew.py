@@ -265,8 +265,9 @@ class Crew:
             for contribution in plan.contributions
         }
         found = set()
+        ranks = {name: (RankInfo("", 0, (Range(0, grid.numel),)),) for name in plan.members}
         for lane in plan.lanes:
-            finished = reduce_here(structs.replace(plan, lanes=(lane,)), grid, updates)
+            finished = reduce_here(structs.replace(plan, lanes=(lane,), ranks=ranks), grid, updates)
             assert finished is not None
             found |= {float(value) for value in finished.view(np.float32)}
         assert all(abs(value - self.mean_of(plan)) < 1e-5 * value for value in found)

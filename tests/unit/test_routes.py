@@ -248,7 +248,11 @@ def test_the_same_sizes_in_another_order_have_another_key() -> None:
         ((((0, 5), (2, 12)),), "peer 'b' rank 0 owns elements 2 to 5, twice"),
         ((((0, 12),), ((12, 14),)), "peer 'b' rank 1 owns elements 12 to 14; the model has 0 to 12"),
         ((((-2, 12),),), "peer 'b' rank 0 owns elements -2 to 12; the model has 0 to 12"),
-        ((((0, 12), (7, 7)),), "peer 'b' rank 0 owns elements 7 to 7; the model has 0 to 12"),
+        (
+            (((0, 1 << 64),),),
+            "peer 'b' rank 0 owns elements 0 to 18446744073709551616; the model has 0 to 12",
+        ),
+        ((((0, 12), (7, 5)),), "peer 'b' rank 0 owns elements 7 to 5; the model has 0 to 12"),
     ],
 )
 def test_ranks_that_do_not_own_each_element_once_are_refused(

@@ -168,28 +168,26 @@ def _numbered(owners: Sequence[Int64s], num_segments: int) -> tuple[Int64s, Int6
 
 def _owners(peer: str, cut: _Cut, numel: int) -> tuple[Int64s, Int64s]:
     """Where another rank's part begins, ascending, and whose it is."""
-    pieces = [(each.start, each.stop, rank) for rank, ranges in enumerate(cut) for each in ranges]
-    table = np.asarray(sorted(pieces), dtype=np.int64).reshape(-1, 3)
-    starts, stops, ranks = table.T
-    if numel == 0 and not pieces:
-        return starts, ranks
-    if (
-        not len(table)
-        or (starts >= stops).any()
-        or starts[0]
-        or stops[-1] != numel
-        or (starts[1:] != stops[:-1]).any()
-    ):
-        raise ValueError(_complaint(peer, sorted(pieces), numel))
-    changes = np.concatenate([[True], ranks[1:] != ranks[:-1]])
+    pieces = sorted(
+        (each.start, each.stop, rank)
+        for rank, ranges in enumerate(cut)
+        for each in ranges
+        if each.start != each.stop
+    )
+    complaint = _complaint(peer, pieces, numel)
+    if complaint:
+        raise ValueError(complaint)
+    starts, _, ranks = np.asarray(pieces, dtype=np.int64).reshape(-1, 3).T
+    changes = np.ones(len(ranks), dtype=bool)
+    changes[1:] = ranks[1:] != ranks[:-1]
     return starts[changes], ranks[changes]
 
 
 def _complaint(peer: str, pieces: list[tuple[int, int, int]], numel: int) -> str:
-    """The first thing that is wrong with a member's ranges, in ascending order."""
+    """The first thing that is wrong with a member's ranges, in ascending order; empty: nothing."""
     done, owner = 0, 0
     for start, stop, rank in pieces:
-        if start >= stop or start < 0 or stop > numel:
+        if start > stop or start < 0 or stop > numel:
             return f"peer {peer!r} rank {rank} owns elements {start} to {stop}; the model has 0 to {numel}"
         if start > done:
             return f"nobody of peer {peer!r} owns elements {done} to {start}"
@@ -197,7 +195,7 @@ def _complaint(peer: str, pieces: list[tuple[int, int, int]], numel: int) -> str
             whose = "twice" if rank == owner else f"which its rank {owner} owns too"
             return f"peer {peer!r} rank {rank} owns elements {start} to {min(stop, done)}, {whose}"
         done, owner = stop, rank
-    return f"nobody of peer {peer!r} owns elements {done} to {numel}"
+    return f"nobody of peer {peer!r} owns elements {done} to {numel}" if done < numel else ""
 
 
 def _runs(boundaries: Int64s, starts: Int64s) -> Runs:
