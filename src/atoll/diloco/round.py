@@ -128,7 +128,7 @@ class Rounds:
             and np.array_equal(known.starts, part.runs.starts)
         ):
             return False
-        self.feedback.runs = part.runs
+        self.feedback.follow(part.runs)
         self._result = np.empty(part.runs.wire_bytes(self._codec), dtype=np.uint8)
         # The vectors themselves are what moves, if they are in the order of the wire.
         self._is_plain = is_plain(self._codec) and len(part.runs) <= 1

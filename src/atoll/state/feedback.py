@@ -34,22 +34,31 @@ class ErrorFeedback:
     def __init__(self, codec: str, boundaries: Int64s, beta: float) -> None:
         """`boundaries` are the grid's. `beta` is in [0, 1]; with 0 nothing is kept and nothing allocated."""
         self._codec, self._beta = codec, beta
-        self.runs = Runs.of_whole(boundaries)
-        """How the update lies on the wire; who encodes may change it before that."""
+        self._runs = Runs.of_whole(boundaries)
         self.residual: NDArray[np.float32] | None = None
         if beta > 0:
             self.residual = np.zeros(int(boundaries[-1]), dtype=np.float32)
 
+    @property
+    def runs(self) -> Runs:
+        """How an update lies on the wire."""
+        return self._runs
+
+    def follow(self, runs: Runs) -> None:
+        """From now on updates are encoded in this order, and on this grid. What is owed stays: it lies in the order of
+        the vector. An update that is not committed yet has to be encoded once more."""
+        self._runs = runs
+
     def encode(self, delta: Floats, out: Bytes) -> bool:
         """Write the wire bytes of the update and of what is owed. False if that is not finite; nothing is kept yet."""
         if self.residual is None:
-            return self.runs.encode(self._codec, delta, out)
-        return self.runs.encode_with_feedback(self._codec, delta, self.residual, self._beta, out)
+            return self._runs.encode(self._codec, delta, out)
+        return self._runs.encode_with_feedback(self._codec, delta, self.residual, self._beta, out)
 
     def commit(self, delta: Floats, data: Bytes) -> None:
         """`data`, which `encode` made of `delta`, is in a committed sum: keep what it did not carry."""
         if self.residual is not None:
-            self.runs.update_residual(self._codec, delta, self._beta, data, self.residual)
+            self._runs.update_residual(self._codec, delta, self._beta, data, self.residual)
 
     def restore(self, residual: Floats) -> None:
         """Go on with what was owed before. Raises ValueError if it is not of this size."""
