@@ -25,6 +25,8 @@ Position = tuple[int, int]
 Held = tuple[int, int, int]
 """A slot, and the position (epoch, tokens) from which on it is held."""
 Ids = npt.NDArray[np.int64]
+Stretches = tuple[tuple[int, int, int, int], ...]
+"""What a batch is made of: (row, column, offset of the first target in the text, tokens) of each stretch of a slot."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +43,7 @@ class Batch:
 
 
 class Reader:
-    """Reads the slots it holds. Owned by one thread; does no I/O."""
+    """Reads the slots it holds. Owned by one thread; only `next_batch` does I/O."""
 
     def __init__(self, slots: Slots, seq_len: int) -> None:
         self._slots = slots
@@ -107,25 +109,36 @@ class Reader:
 
     def next_batch(self, batch_size: int) -> Batch:
         """The next `batch_size` rows. Raises DataError if fewer tokens are left."""
+        return read(self._slots, self.move_on(batch_size), batch_size, self._seq_len)
+
+    def move_on(self, batch_size: int) -> Stretches:
+        """Count the next `batch_size` rows as read and say what `read` reads for them. Raises DataError if fewer tokens
+        are left."""
         rows, columns = batch_size, self._seq_len
         if self.left < rows * columns:
             raise DataError(
                 f"a batch needs {rows * columns} tokens, {self.left} are left in {self.num_held} data slots"
             )
-        batch = Batch(np.empty((rows, columns), np.int64), np.empty((rows, columns), np.int64))
+        stretches: list[tuple[int, int, int, int]] = []
         open_slots = self._unread[:rows]
         for row in range(rows):
             filled = 0
             while filled < columns:
                 slot = open_slots[row % len(open_slots)]
                 start, count = self._take(slot, columns - filled)
-                span = slice(filled, filled + count)
-                batch.inputs[row, span] = self._slots.tokens[start - 1 : start + count - 1]
-                batch.targets[row, span] = self._slots.tokens[start : start + count]
+                stretches.append((row, filled, start, count))
                 filled += count
                 if self._left(slot) == 0:
                     self._close(slot, open_slots)
-        return batch
+        return tuple(stretches)
+
+    def copy(self) -> Reader:
+        """Another reader that stands where this one does: to look ahead. It goes its own way."""
+        other = Reader.__new__(Reader)
+        other._slots, other._starts, other._seq_len = self._slots, self._starts, self._seq_len
+        other._begun, other._position, other._end = dict(self._begun), dict(self._position), dict(self._end)
+        other._unread = list(self._unread)
+        return other
 
     def _take(self, slot: int, wanted: int) -> tuple[int, int]:
         """Move on in `slot` by at most `wanted` tokens, not beyond its end: (first token's offset, count)."""
@@ -157,6 +170,16 @@ class Reader:
 
     def _split(self, slot: int, tokens: int) -> Position:
         return divmod(tokens, self._length(slot))
+
+
+def read(slots: Slots, stretches: Stretches, batch_size: int, seq_len: int) -> Batch:
+    """The batch of these stretches. A function of the text alone; may block for a disk or a network."""
+    batch = Batch(np.empty((batch_size, seq_len), np.int64), np.empty((batch_size, seq_len), np.int64))
+    for row, column, start, count in stretches:
+        span = slice(column, column + count)
+        batch.inputs[row, span] = slots.tokens[start - 1 : start + count - 1]
+        batch.targets[row, span] = slots.tokens[start : start + count]
+    return batch
 
 
 def held_out_sequences(corpus: Documents, seq_len: int, count: int) -> Batch:

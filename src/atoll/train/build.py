@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from atoll.train.model import LanguageModel
 from atoll.train.observer import Observer
 from atoll.train.pretrained import load_weights
 
+Evaluation = tuple[Callable[[], float], int]
 PIECE_SEQUENCES = 4
 """Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
 
@@ -70,29 +72,35 @@ def run_peer(
     if config.data.scope == "shared":
         settings["data.digest"] = corpus.digest()
     local = config.local
-    with open_session(
-        local.coordinator,
-        run=config.run.name,
-        peer=local.peer or default_peer_name(),
-        token=token,
-        engine=engine_address(local.coordinator, local.bind, local.port, local.advertise),
-        line=Line(parse_rate(config.net.max_up), parse_rate(config.net.max_down), config.net.congestion),
-        out=run_folder(config),
-        total_steps=config.run.steps,
-        wait_s=wait_s,
-        settings_digest=settings_digest(settings),
-        sinks=sinks,
-        shelf=Shelf(fallback=run_folder(config), ram=Path(config.checkpoint.staging)),
-        keeping=keeping(config),
-        fresh=fresh,
-    ) as session:
+    with (
+        contextlib.ExitStack() as closing,  # after the goodbye: a fetch that is under way may hold it up
+        open_session(
+            local.coordinator,
+            run=config.run.name,
+            peer=local.peer or default_peer_name(),
+            token=token,
+            engine=engine_address(local.coordinator, local.bind, local.port, local.advertise),
+            line=Line(parse_rate(config.net.max_up), parse_rate(config.net.max_down), config.net.congestion),
+            out=run_folder(config),
+            total_steps=config.run.steps,
+            wait_s=wait_s,
+            settings_digest=settings_digest(settings),
+            sinks=sinks,
+            shelf=Shelf(fallback=run_folder(config), ram=Path(config.checkpoint.staging)),
+            keeping=keeping(config),
+            fresh=fresh,
+        ) as session,
+    ):
         for event in skipped:
             session.events.emit(event)
         if missed:
             session.events.emit(StartWeightsMissed(path=missed))
         tensors = ModelTensors(model.named_parameters(remove_duplicate=False))
         inner = build_inner(model, config)
+        # Before the thread that reads ahead begins: one thread at a time reads the text.
+        evaluated = evaluation(model, held_out, config)
         batches, own = _batches(session, train_part, config)
+        closing.enter_context(contextlib.closing(batches))
         outer = session.open_rounds(
             outer_schedule(config.outer, config.run.steps),
             codec=config.outer.codec,
@@ -113,7 +121,7 @@ def run_peer(
             inner.rewarm(config.inner.rewarm_steps)
         session.hold("inner_step", inner)
         session.hold_buffers(model)
-        observer = _observer(session, model, held_out, config)
+        observer = _observer(session, evaluated, config)
         observer.started()
         train(session, inner, batches, outer, observer)
         if not outer.finished():  # in the middle of a round the weights are this peer's own: nothing to save
@@ -214,12 +222,12 @@ def cut_slots(corpus: Documents, config: RunConfig) -> Slots:
 
 def _batches(session: Session, corpus: Documents, config: RunConfig) -> tuple[Batches, OwnSlots | None]:
     """What this peer reads: slots that the coordinator leases to it, or those of its own data."""
-    slots = cut_slots(corpus, config)
+    slots, ahead = cut_slots(corpus, config), config.local.prefetch
     if config.data.scope == "shared":
-        return batches_of(slots, config, session.peer, session, session.events.emit), None
+        return batches_of(slots, config, session.peer, session, session.events.emit, prefetch=ahead), None
     text = corpus.digest()
     own = OwnSlots(slots.count, config.run.seed, session.peer, text)
-    batches = batches_of(slots, config, session.peer, own, session.events.emit, own_data=text)
+    batches = batches_of(slots, config, session.peer, own, session.events.emit, own_data=text, prefetch=ahead)
     return batches, own
 
 
@@ -231,6 +239,7 @@ def batches_of(
     emit: Callable[[Event], None] = lambda event: None,
     *,
     own_data: str = "",
+    prefetch: int = 0,
 ) -> Batches:
     return Batches(
         slots,
@@ -240,6 +249,7 @@ def batches_of(
         leaser=leaser,
         emit=emit,
         own_data=own_data,
+        prefetch=prefetch,
     )
 
 
@@ -266,9 +276,7 @@ def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambd
     return corpus
 
 
-def evaluation(
-    model: LanguageModel, held_out: Documents, config: RunConfig
-) -> tuple[Callable[[], float], int]:
+def evaluation(model: LanguageModel, held_out: Documents, config: RunConfig) -> Evaluation:
     """A function that gives the validation loss (nats per token) of the weights as they are, and its tokens."""
     batch = held_out_sequences(held_out, config.data.seq_len, config.eval.sequences)
     sequences = torch.cat([torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets[:, -1:])], dim=1)
@@ -280,8 +288,8 @@ def evaluation(
     return evaluate, batch.tokens
 
 
-def _observer(session: Session, model: Llama, held_out: Documents, config: RunConfig) -> Observer:
-    evaluate, eval_tokens = evaluation(model, held_out, config)
+def _observer(session: Session, evaluated: Evaluation, config: RunConfig) -> Observer:
+    evaluate, eval_tokens = evaluated
     return Observer(
         session,
         evaluate=evaluate,
