@@ -48,7 +48,7 @@ class Safekeeping:
         self._waiting: dict[str, Any] = {}  # what was saved, and nobody asked for yet
         self._tensors: dict[str, torch.Tensor] = {}
         self._remarks: list[str] = []
-        self._handled = -1
+        self._handled = (0, -1)  # (term, version): after a roll-back the same number is made again
         self._settled = False
 
     # ---- going on --------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Safekeeping:
         if self._keeping is None:
             return
         self._describe(self._keeping, layout)
-        self._handled = loop.state.version
+        self._handled = (self.term, loop.state.version)
         self.hold(RANDOM, random_states, set_random_states)
         self._saver = Saver(self._keeping, run=self._run, peer=self._peer, staging=staging, emit=self._emit)
         self._saver.start(loop.state)
@@ -149,9 +149,9 @@ class Safekeeping:
             self._settle(loop)
         self._saver.look()
         last = loop.last_commit
-        if last is None or not last.saves or last.version <= self._handled:
+        if last is None or not last.saves or (last.term, last.version) <= self._handled:
             return
-        self._handled = last.version
+        self._handled = (last.term, last.version)
         if last.version != loop.state.version:
             self._saver.skip(last.version, f"the run went on to version {loop.state.version} first")
             return
@@ -164,10 +164,10 @@ class Safekeeping:
     def finish(self, loop: OuterLoop) -> None:
         """The loop is over: its last version is saved, whether or not it was named."""
         last = loop.last_commit
-        if self._saver is None or last is None or last.version <= self._handled:
+        if self._saver is None or last is None or (last.term, last.version) <= self._handled:
             return
         if last.version == loop.state.version and not loop.steps_in_round and last.uploader:
-            self._handled = last.version
+            self._handled = (last.term, last.version)
             self._saver.wait(LAST_SAVE_S)
             self._save(loop)
 
@@ -178,7 +178,7 @@ class Safekeeping:
         if self._saver is None or last is None or not last.uploader or last.version != loop.state.version:
             return
         self._saver.look()
-        if not self._saver.has(last.version):
+        if not self._saver.has(last.version, last.term):
             self._saver.wait(LAST_SAVE_S)
             self._save(loop, with_own=not loop.steps_in_round)
 
