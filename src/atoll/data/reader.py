@@ -54,6 +54,8 @@ class Reader:
         self._position: dict[int, int] = {}
         self._end: dict[int, int] = {}
         self._unread: list[int] = []
+        # What was read in slots that were lost since: it has to be told all the same.
+        self._lost: list[tuple[int, int, int]] = []
 
     @property
     def num_held(self) -> int:
@@ -71,9 +73,11 @@ class Reader:
         """
         self._begun, self._position, self._end = {}, {}, {}
         self.hold_more(held)
+        self._lost = []
 
     def hold_more(self, held: Iterable[Held]) -> None:
-        """Hold these slots and no others; where one was held before, reading goes on."""
+        """Hold these slots and no others; where one was held before, reading goes on. What was read in one that is held
+        no more, or from elsewhere, stays among the reads: the work that is done has it in it."""
         begun, position, end = self._begun, self._position, self._end
         self._begun, self._position, self._end = {}, {}, {}
         for slot, epoch, at in held:
@@ -88,6 +92,11 @@ class Reader:
             self._begun[slot] = here
             self._position[slot] = position[slot] if goes_on else here
             self._end[slot] = end[slot] if goes_on else (epoch + 1) * length
+        self._lost += [
+            (slot, begun[slot], at)
+            for slot, at in position.items()
+            if at != begun[slot] and self._begun.get(slot) != begun[slot]
+        ]
         self._find_unread()
 
     def read_on(self) -> None:
@@ -101,10 +110,11 @@ class Reader:
 
     def reads(self) -> tuple[tuple[int, Position, Position], ...]:
         """(slot, from, to) of every slot that was read in since it is held: as of the last batch handed out."""
+        held = [(slot, self._begun[slot], position) for slot, position in self._position.items()]
         return tuple(
-            (slot, self._split(slot, self._begun[slot]), self._split(slot, position))
-            for slot, position in self._position.items()
-            if position != self._begun[slot]
+            (slot, self._split(slot, begun), self._split(slot, position))
+            for slot, begun, position in (*self._lost, *held)
+            if position != begun
         )
 
     def next_batch(self, batch_size: int) -> Batch:
@@ -137,7 +147,7 @@ class Reader:
         other = Reader.__new__(Reader)
         other._slots, other._starts, other._seq_len = self._slots, self._starts, self._seq_len
         other._begun, other._position, other._end = dict(self._begun), dict(self._position), dict(self._end)
-        other._unread = list(self._unread)
+        other._unread, other._lost = list(self._unread), list(self._lost)
         return other
 
     def _take(self, slot: int, wanted: int) -> tuple[int, int]:
