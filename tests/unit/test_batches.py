@@ -121,7 +121,7 @@ def test_who_asks_for_more_still_tells_what_it_read_in_slots_that_it_lost() -> N
     assert a.take() is not None
     crowd.here.restore(leases.top_up(leases.give_back(crowd.here.slots(), ["a"]), {"b": 8}))
     reads = a.reads()
-    while (batch := a.take()) is not None:
+    while a.take() is not None:
         reads = a.reads()
     assert crowd.events == [DataRanDry(slots=0, before=4)], "it asked, and heard of the leases as they are"
     assert a.reads() == reads
