@@ -46,6 +46,7 @@ TORCH_FREE = {
 }
 THREAD_OWNERS = {
     "comm/prober.py",
+    "data/prefetching.py",
     "membership/client.py",
     "membership/etcd_client.py",
     "membership/link.py",

@@ -6,18 +6,54 @@ import logging
 import os
 import resource
 import signal
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from atoll.checkpoint.folder import CheckpointFolder
+from atoll.checkpoint.saver import Keeping
+from atoll.diloco.outer import OuterState
+from atoll.diloco.round_report import RoundReport
+from atoll.diloco.safekeeping import Safekeeping
+from atoll.diloco.schedule import RoundShape
 from atoll.events import CheckpointFailed, CheckpointSaved, CheckpointsCounted, CheckpointSkipped
+from atoll.state.layout import Layout
 from atoll.state.snapshot import read_snapshot
+from atoll.values import ParameterInfo
 from support.saving import NUMEL, WAIT_S, bench
 
 NOWHERE = Path("/proc/sys/atoll")
 """Nobody may make a folder there, root neither."""
+
+COMMIT = RoundReport(
+    committed=True,
+    round=1,
+    shape=RoundShape(1, 0.7, 0.9, True),
+    version=1,
+    members=("a",),
+    contributors=("a",),
+    left_out="",
+    reason="",
+    ends=False,
+    end_reason="",
+    digest="",
+    delta_norm=1.0,
+    sent_bytes=0,
+    received_bytes=0,
+    attempts=1,
+    saves=True,
+)
+
+
+@dataclass
+class StandIn:
+    """As much of a loop as safekeeping asks."""
+
+    state: OuterState
+    last_commit: RoundReport | None = None
+    steps_in_round: int = 0
 
 
 def test_a_save_is_read_back_to_the_bit(tmp_path: Path) -> None:
@@ -72,6 +108,40 @@ def test_what_a_roll_back_left_behind_goes_and_is_not_the_newest(tmp_path: Path)
         latest = folder.latest()
         assert latest is not None
         assert latest.digest == peer.state.digest()
+
+
+def test_a_version_that_is_made_again_after_a_roll_back_is_not_taken_for_the_saved_one(
+    tmp_path: Path,
+) -> None:
+    with bench(tmp_path) as peer:
+        peer.save(4, term=1)
+        assert peer.saver.has(4, 1)
+        assert not peer.saver.has(4, 2)
+        assert not peer.saver.has(3, 2), "of the history before the roll-back"
+        peer.save(3, term=2, wait=False)
+        assert peer.saver.has(3, 2), "on its way"
+        peer.saver.wait(WAIT_S)
+        assert peer.saver.has(3, 2)
+        assert not peer.saver.has(4, 2)
+
+
+def test_who_lives_through_a_roll_back_saves_what_is_made_again(tmp_path: Path) -> None:
+    with bench(tmp_path) as peer:
+        keeping = Keeping(tmp_path / "kept")
+        safe = Safekeeping(keeping, run="run", peer="a", emit=peer.events.append, fresh=False)
+        loop = StandIn(peer.state)
+        safe.open(peer.donor, loop, Layout((ParameterInfo("w", (NUMEL,), "float32"),)))  # type: ignore[arg-type]
+        for term, version in [(1, 4), (1, 5), (2, 4), (2, 4)]:
+            peer.advance(version)
+            peer.state.anchor += term
+            loop.last_commit = replace(COMMIT, term=term, version=version, digest=peer.state.digest())
+            safe.safe_point(loop)  # type: ignore[arg-type]
+            assert safe._saver is not None
+            safe._saver.wait(WAIT_S)
+        safe.close(WAIT_S)
+        found = CheckpointFolder(keeping.path).versions()
+        assert (found[0].version, found[0].term) == (4, 2)
+    assert [event.version for event in peer.of(CheckpointSaved)] == [4, 5, 4]
 
 
 @pytest.mark.parametrize("vector", ["anchor", "velocity"])

@@ -28,6 +28,7 @@ from support.engines import KEY
 from support.fault_peer import Answer, Done, Holds, Order
 from support.proxy import DOWN, UP, Proxy
 from support.slack import SLACK_S
+from support.tied import tied
 
 PEER = Path(__file__).parent / "fault_peer.py"
 ABORT_AFTER_S = 0.3
@@ -39,7 +40,7 @@ class Process:
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         self._answers: queue.Queue[Answer | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()

@@ -2,7 +2,8 @@
 
 Importing torch costs seconds of CPU; a swarm test starts several peers. The nursery is a single-threaded process that
 imports what peers need, then forks one child per request; a child has its own output file and its own exit code, and
-can be killed or frozen like any other process. Requests and answers are JSON lines over the nursery's pipes.
+can be killed or frozen like any other process; it dies with the nursery, and the nursery with its test session.
+Requests and answers are JSON lines over the nursery's pipes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ import time
 import traceback
 from pathlib import Path
 from typing import Any
+
+from support.tied import tie, tied
+
+# Scripts import their neighbours as tests do.
+_SERVE = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); import support.nursery as n; n.serve()"
 
 
 class Child:
@@ -53,7 +59,7 @@ class Nursery:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            tied([sys.executable, "-c", _SERVE]),
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -96,7 +102,6 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports as much again
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts import their neighbours as tests do
     for line in sys.stdin.buffer:
         request = json.loads(line)
         if "start" in request:
@@ -109,11 +114,13 @@ def serve() -> None:
 
 
 def fork(arguments: list[str], log: str, environment: dict[str, str]) -> int:
+    nursery = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
+        tie(nursery)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
@@ -134,7 +141,3 @@ def fork(arguments: list[str], log: str, environment: dict[str, str]) -> int:
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-if __name__ == "__main__":
-    serve()

@@ -15,6 +15,7 @@ import psutil
 from atoll.values import Plan, ReduceReport
 from support import engines
 from support.engines import KEY
+from support.tied import tied
 
 PEER = Path(__file__).parent / "engine_peer.py"
 
@@ -36,7 +37,7 @@ class PeerProcess:
             *options,
         ]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())

@@ -28,6 +28,7 @@ from atoll.train.batches import Batch, Batches
 
 NUM_DOCUMENTS, NUM_SLOTS, SEED = 500, 40, 5
 SEQ_LEN, ROWS, INNER_STEPS = 8, 2, 4
+PREFETCH = 2
 
 
 def length_of(document: int) -> int:
@@ -48,7 +49,13 @@ class Recorded(Batches):
         self._text, self._results = slots(), results
         self._taken: Counter[tuple[int, int]] = Counter()
         super().__init__(
-            self._text, SEQ_LEN, ROWS, peer=session.peer, leaser=session, emit=session.events.emit
+            self._text,
+            SEQ_LEN,
+            ROWS,
+            peer=session.peer,
+            leaser=session,
+            emit=session.events.emit,
+            prefetch=PREFETCH,
         )
 
     def take(self) -> Batch | None:
@@ -92,8 +99,8 @@ class Ahead(Recorded):
         super().__init__(session, results)
 
     def take(self) -> Batch | None:
-        batch, taken = self._next or self._read()
-        self._next = self._read()
+        batch, taken = self._next or self._take()
+        self._next = self._take()
         self._taken += taken
         return batch
 
@@ -101,7 +108,7 @@ class Ahead(Recorded):
         super().begin()
         self._next = None
 
-    def _read(self) -> tuple[Batch | None, Counter[tuple[int, int]]]:
+    def _take(self) -> tuple[Batch | None, Counter[tuple[int, int]]]:
         kept, self._taken = self._taken, Counter()
         batch = super().take()
         taken, self._taken = self._taken, kept

@@ -22,6 +22,7 @@ from atoll.membership.operator import Status
 from atoll.membership.operator_link import ask_status
 from atoll.recovery.folder import RAM, remove_stale
 from support.nursery import Child, Nursery
+from support.tied import tied
 
 TOKEN = "a-token-for-tests-0123456789abcdef"
 QUADRATIC = Path(__file__).with_name("quadratic_peer.py")
@@ -144,7 +145,7 @@ class Swarm:
         ]
         log = (self.folder / "coordinator.log").open("ab")
         process = subprocess.Popen(
-            self.placed(command), env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            tied(self.placed(command)), env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
         log.close()
         self.coordinator = process

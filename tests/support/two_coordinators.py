@@ -16,6 +16,7 @@ from atoll.membership.etcd_journal import Contender
 from atoll.membership.etcd_place import EtcdPlace, parse_place
 from atoll.membership.steps import VerdictMade
 from support.swarm import Swarm, environment
+from support.tied import tied
 
 NAMES = ("east", "west")
 LEASE_S = 3.0  # etcd's least is 2; a busy machine may keep a process waiting for one
@@ -60,7 +61,7 @@ class TwoCoordinators(Swarm):
         command += [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                command, env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                tied(command), env=environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
         self.coordinators[name] = process
         return process

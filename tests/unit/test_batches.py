@@ -113,6 +113,24 @@ def test_work_is_broken_once_another_one_holds_what_it_read() -> None:
     assert not a.is_unbroken()
 
 
+def test_who_asks_for_more_still_tells_what_it_read_in_slots_that_it_lost() -> None:
+    """Else its work would count, with what another one reads as well in it."""
+    crowd = Crowd(text(8, 8), "ab")
+    crowd.begin(1)
+    a, _ = crowd.peers.values()
+    assert a.take() is not None
+    crowd.here.restore(leases.top_up(leases.give_back(crowd.here.slots(), ["a"]), {"b": 8}))
+    reads = a.reads()
+    while a.take() is not None:
+        reads = a.reads()
+    assert crowd.events == [DataRanDry(slots=0, before=4)], "it asked, and heard of the leases as they are"
+    assert a.reads() == reads
+    assert leases.broken(crowd.here.slots(), {"a": a.reads()})
+    assert not a.is_unbroken()
+    a.begin()
+    assert a.reads() == ()
+
+
 def test_own_slots_go_on_from_their_state_to_the_bit() -> None:
     slots = text(30, 8)
     own = OwnSlots(slots.count, 3, "a", "digest")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +32,15 @@ TOKEN = "a token for tests only"
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ATOLL_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)
+
+
+@contextlib.contextmanager
+def killed_at_the_end(process: subprocess.Popen[str]) -> Iterator[None]:
+    """So that a test that fails does not wait for it."""
+    try:
+        yield
+    finally:
+        process.kill()
 
 
 def bench(arguments: str) -> int:
@@ -150,7 +162,7 @@ def test_members_join_from_elsewhere_with_the_token_alone() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    with conductor:
+    with conductor, killed_at_the_end(conductor):
         assert conductor.stderr is not None
         assert "waiting for 1 more" in conductor.stderr.readline()
         with socket.create_connection(tuple(address.rsplit(":", 1)), timeout=5.0) as stranger:  # type: ignore[arg-type]
@@ -158,7 +170,7 @@ def test_members_join_from_elsewhere_with_the_token_alone() -> None:
             join = [*command, "--join", address]
             wrong = subprocess.run(
                 join,
-                env={"ATOLL_TOKEN": "another token, also long"},
+                env={**os.environ, "ATOLL_TOKEN": "another token, also long"},
                 capture_output=True,
                 timeout=60,
                 check=False,

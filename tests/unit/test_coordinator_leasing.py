@@ -131,6 +131,36 @@ def test_old_positions_are_told_and_given_up_for_better_ones() -> None:
     assert positions(table(lost)) == positions(table(desk))
 
 
+def test_who_reads_by_the_old_positions_meanwhile_reads_nothing_twice() -> None:
+    """Others are not told when a table is learned: their work of this round does not count, unless it may."""
+    desk = reading("a", "b")
+    old = table(desk)
+    commit(desk, "a", "b")
+    exact = table(desk)
+    lost = Desk(start_peers=2, relearn_s=3.0)
+    declare(
+        lost, "a", version=1, round=1, digest="d1", term=1, version_term=1, slots=old, leases=old.held("a")
+    )
+    lost.wait(5, "a")
+    assert lost.state.started, "it goes on alone"
+    by_old = read_a_bit(lost, "a")
+    told = declare(lost, "b", version=1, round=1, digest="d1", term=1, version_term=1, slots=exact)
+    assert "a" not in sent(told, Leases)
+    assert positions(table(lost)) == positions(exact)
+    by_exact = read_a_bit(lost, "b")
+    lost.said("a", by_old)
+    lost.said("b", by_exact)
+    assert [each.peer for each in lost.plan().contributions] == ["b"]
+    effects = [*lost.vote("a", "r"), *lost.vote("b", "r")]
+    (read,) = emitted(effects, events.SlotsRead)
+    assert set(read.committed) == {"b"}
+    assert read.dropped == {}
+    moved = [
+        slot for slot in range(SLOTS) if leases.position(table(lost), slot) != leases.position(exact, slot)
+    ]
+    assert moved == [by_exact.reads[0].slot]
+
+
 def test_a_run_whose_positions_nobody_knows_says_so_and_reads_from_the_start() -> None:
     lost = Desk(start_peers=1)
     effects = declare(lost, "a", version=7, round=7, digest="d7", term=1, version_term=1)

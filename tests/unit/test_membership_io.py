@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from atoll import events
 from atoll.errors import ConfigError, LocalError, MembershipError, Refused, Unreachable
@@ -26,7 +27,7 @@ from atoll.membership import attendant, link
 from atoll.membership import member as machine
 from atoll.membership.journal import JournalFile
 from atoll.membership.messages import Leave
-from atoll.membership.steps import MembersChanged, PlanMade, VerdictMade
+from atoll.membership.steps import MembersChanged, PlanMade, StateDigest, VerdictMade
 from support import fake_peer
 from support.fake_peer import QUICK, TOKEN, CoordinatorThread, FakePeer, new_member
 
@@ -279,18 +280,24 @@ def test_words_of_a_step_that_could_not_be_journaled_never_leave(
 ) -> None:
     """Not even those that came before the record: who decided them may not be the leader any more."""
     real_append = JournalFile.append
+    agreed = threading.Event()
 
     def append(self: JournalFile, record: Any) -> None:
         if isinstance(record, MembersChanged) and record.started and record.members == ("a",):
             raise LocalError("planted")
         real_append(self, record)
+        if isinstance(record, StateDigest) and record.version == 1:
+            agreed.set()
 
     monkeypatch.setattr(JournalFile, "append", append)
-    coordinator = CoordinatorThread(journal, start_peers=2).__enter__()
+    patient = replace(QUICK, dead_s=15.0)  # on a busy machine b would be lost before it is dismissed
+    coordinator = CoordinatorThread(journal, start_peers=2, timeouts=patient).__enter__()
     a, b = (FakePeer(new_member(coordinator.address, peer), peer) for peer in "ab")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(FakePeer.join, (a, b)))
         list(pool.map(lambda fake: fake.run(rounds=1), (a, b)))
+        # Both said what they hold. If b's next word came before a's, it would be one against one.
+        assert agreed.wait(10)
         b.digest = "other bits"  # it is to be dismissed for that
         rounds = [pool.submit(fake.one_round, 2.0) for fake in (a, b)]
         for fake, round_ in zip((a, b), rounds, strict=True):

@@ -66,6 +66,7 @@ class Staging(Protocol):
 @dataclass(slots=True)
 class _UnderWay:
     version: int
+    term: int
     still_s: float
 
 
@@ -80,7 +81,7 @@ class Saver:
         self._under_way: _UnderWay | None = None
         self._uploads = False  # the last save is done here, and is on its way to the remote place
         self._saved = self._skipped = self._failed = 0
-        self._newest = -1
+        self._newest, self._newest_term = -1, 0
 
     @property
     def pid(self) -> int | None:
@@ -93,9 +94,13 @@ class Saver:
         self._staging.reserve(state)
         self._writer.start()
 
-    def has(self, version: int) -> bool:
-        """Whether this version is saved, or on its way."""
-        return self._newest >= version or (self._under_way is not None and self._under_way.version == version)
+    def has(self, version: int, term: int) -> bool:
+        """Whether the version that was committed under this term is saved, or on its way. After a roll-back the same
+        number is made again, under a higher term."""
+        coming = self._under_way
+        return (self._newest_term, self._newest) >= (term, version) or (
+            coming is not None and (coming.term, coming.version) == (term, version)
+        )
 
     def is_free(self, version: int) -> bool:
         """Whether `save` would save. If the writer is behind, the version is skipped, and that is said."""
@@ -142,7 +147,7 @@ class Saver:
             remote=self._keeping.remote,
             uploads=uploads,
         )
-        self._under_way = _UnderWay(state.version, time.monotonic() - began_s)
+        self._under_way = _UnderWay(state.version, term, time.monotonic() - began_s)
         try:
             self._writer.send(order)
         except LostError as error:
@@ -228,7 +233,7 @@ class Saver:
                 return
             case Saved() if under_way is not None:
                 self._saved += 1
-                self._newest = answer.version
+                self._newest, self._newest_term = answer.version, under_way.term
                 self._uploads = bool(self._keeping.remote)
                 self._emit(
                     CheckpointSaved(

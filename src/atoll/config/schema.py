@@ -374,6 +374,14 @@ class LocalSection(Section):
     micro_batch: Annotated[
         int, Field(ge=0, description="sequences at once; 0: the whole batch; divides batch_size")
     ] = 0
+    prefetch: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=64,
+            description="batches read ahead of the step, so that a slow disk or network stalls none",
+        ),
+    ] = 2
     autocast: Annotated[bool, Field(description="bf16 autocast where the device has it")] = False
     compile: Annotated[bool, Field(description="torch.compile the model")] = False
     param_dtype: Annotated[

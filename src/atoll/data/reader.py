@@ -25,6 +25,8 @@ Position = tuple[int, int]
 Held = tuple[int, int, int]
 """A slot, and the position (epoch, tokens) from which on it is held."""
 Ids = npt.NDArray[np.int64]
+Stretches = tuple[tuple[int, int, int, int], ...]
+"""What a batch is made of: (row, column, offset of the first target in the text, tokens) of each stretch of a slot."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +43,7 @@ class Batch:
 
 
 class Reader:
-    """Reads the slots it holds. Owned by one thread; does no I/O."""
+    """Reads the slots it holds. Owned by one thread; only `next_batch` does I/O."""
 
     def __init__(self, slots: Slots, seq_len: int) -> None:
         self._slots = slots
@@ -52,6 +54,8 @@ class Reader:
         self._position: dict[int, int] = {}
         self._end: dict[int, int] = {}
         self._unread: list[int] = []
+        # What was read in slots that were lost since: it has to be told all the same.
+        self._lost: list[tuple[int, int, int]] = []
 
     @property
     def num_held(self) -> int:
@@ -69,9 +73,11 @@ class Reader:
         """
         self._begun, self._position, self._end = {}, {}, {}
         self.hold_more(held)
+        self._lost = []
 
     def hold_more(self, held: Iterable[Held]) -> None:
-        """Hold these slots and no others; where one was held before, reading goes on."""
+        """Hold these slots and no others; where one was held before, reading goes on. What was read in one that is held
+        no more, or from elsewhere, stays among the reads: the work that is done has it in it."""
         begun, position, end = self._begun, self._position, self._end
         self._begun, self._position, self._end = {}, {}, {}
         for slot, epoch, at in held:
@@ -86,6 +92,11 @@ class Reader:
             self._begun[slot] = here
             self._position[slot] = position[slot] if goes_on else here
             self._end[slot] = end[slot] if goes_on else (epoch + 1) * length
+        self._lost += [
+            (slot, begun[slot], at)
+            for slot, at in position.items()
+            if at != begun[slot] and self._begun.get(slot) != begun[slot]
+        ]
         self._find_unread()
 
     def read_on(self) -> None:
@@ -99,33 +110,45 @@ class Reader:
 
     def reads(self) -> tuple[tuple[int, Position, Position], ...]:
         """(slot, from, to) of every slot that was read in since it is held: as of the last batch handed out."""
+        held = [(slot, self._begun[slot], position) for slot, position in self._position.items()]
         return tuple(
-            (slot, self._split(slot, self._begun[slot]), self._split(slot, position))
-            for slot, position in self._position.items()
-            if position != self._begun[slot]
+            (slot, self._split(slot, begun), self._split(slot, position))
+            for slot, begun, position in (*self._lost, *held)
+            if position != begun
         )
 
     def next_batch(self, batch_size: int) -> Batch:
         """The next `batch_size` rows. Raises DataError if fewer tokens are left."""
+        return read(self._slots, self.move_on(batch_size), batch_size, self._seq_len)
+
+    def move_on(self, batch_size: int) -> Stretches:
+        """Count the next `batch_size` rows as read and say what `read` reads for them. Raises DataError if fewer tokens
+        are left."""
         rows, columns = batch_size, self._seq_len
         if self.left < rows * columns:
             raise DataError(
                 f"a batch needs {rows * columns} tokens, {self.left} are left in {self.num_held} data slots"
             )
-        batch = Batch(np.empty((rows, columns), np.int64), np.empty((rows, columns), np.int64))
+        stretches: list[tuple[int, int, int, int]] = []
         open_slots = self._unread[:rows]
         for row in range(rows):
             filled = 0
             while filled < columns:
                 slot = open_slots[row % len(open_slots)]
                 start, count = self._take(slot, columns - filled)
-                span = slice(filled, filled + count)
-                batch.inputs[row, span] = self._slots.tokens[start - 1 : start + count - 1]
-                batch.targets[row, span] = self._slots.tokens[start : start + count]
+                stretches.append((row, filled, start, count))
                 filled += count
                 if self._left(slot) == 0:
                     self._close(slot, open_slots)
-        return batch
+        return tuple(stretches)
+
+    def copy(self) -> Reader:
+        """Another reader that stands where this one does: to look ahead. It goes its own way."""
+        other = Reader.__new__(Reader)
+        other._slots, other._starts, other._seq_len = self._slots, self._starts, self._seq_len
+        other._begun, other._position, other._end = dict(self._begun), dict(self._position), dict(self._end)
+        other._unread, other._lost = list(self._unread), list(self._lost)
+        return other
 
     def _take(self, slot: int, wanted: int) -> tuple[int, int]:
         """Move on in `slot` by at most `wanted` tokens, not beyond its end: (first token's offset, count)."""
@@ -157,6 +180,16 @@ class Reader:
 
     def _split(self, slot: int, tokens: int) -> Position:
         return divmod(tokens, self._length(slot))
+
+
+def read(slots: Slots, stretches: Stretches, batch_size: int, seq_len: int) -> Batch:
+    """The batch of these stretches. A function of the text alone; may block for a disk or a network."""
+    batch = Batch(np.empty((batch_size, seq_len), np.int64), np.empty((batch_size, seq_len), np.int64))
+    for row, column, start, count in stretches:
+        span = slice(column, column + count)
+        batch.inputs[row, span] = slots.tokens[start - 1 : start + count - 1]
+        batch.targets[row, span] = slots.tokens[start : start + count]
+    return batch
 
 
 def held_out_sequences(corpus: Documents, seq_len: int, count: int) -> Batch:

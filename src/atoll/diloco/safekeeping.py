@@ -82,7 +82,7 @@ class Safekeeping:
         self._waiting: dict[str, Any] = {}  # what was saved, and nobody asked for yet
         self._tensors: dict[str, torch.Tensor] = {}
         self._remarks: list[str] = []
-        self._handled = -1
+        self._handled = (0, -1)  # (term, version): after a roll-back the same number is made again
         self._settled = False
 
     # ---- going on --------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Safekeeping:
         self._exchange = exchange
         if self._crew.is_lead:
             self._describe(self._keeping, layout)
-        self._handled = loop.state.version
+        self._handled = (self.term, loop.state.version)
         self.hold(RANDOM, random_states, set_random_states)
         if exchange.staging is not None:
             self._saver = Saver(
@@ -229,9 +229,9 @@ class Safekeeping:
         if self._saver is not None:
             self._saver.look()
         last = loop.last_commit
-        if last is None or not last.saves or last.version <= self._handled:
+        if last is None or not last.saves or (last.term, last.version) <= self._handled:
             return
-        self._handled = last.version
+        self._handled = (last.term, last.version)
         if last.version != loop.state.version:
             self._skip(last.version, f"the run went on to version {loop.state.version} first")
         elif loop.steps_in_round:
@@ -247,10 +247,10 @@ class Safekeeping:
     def finish(self, loop: OuterLoop) -> None:
         """The loop is over: its last version is saved, whether or not it was named."""
         last = loop.last_commit
-        if self._exchange is None or last is None or last.version <= self._handled:
+        if self._exchange is None or last is None or (last.term, last.version) <= self._handled:
             return
         if last.version == loop.state.version and not loop.steps_in_round and last.uploader:
-            self._handled = last.version
+            self._handled = (last.term, last.version)
             if self._saver is not None:
                 self._saver.wait(LAST_SAVE_S)
             self._save(loop)
@@ -261,19 +261,19 @@ class Safekeeping:
         last = loop.last_commit
         if self._exchange is None or last is None or not last.uploader or last.version != loop.state.version:
             return
-        version = last.version
-        if not self._crew.decide(bool, lambda: self._has(version)):
+        version, term = last.version, last.term
+        if not self._crew.decide(bool, lambda: self._has(version, term)):
             self._save(loop, with_own=not loop.steps_in_round)
 
     def close(self, patience_s: float = LAST_SAVE_S) -> None:
         if self._saver is not None:
             self._saver.close(patience_s)
 
-    def _has(self, version: int) -> bool:
+    def _has(self, version: int, term: int) -> bool:
         """On rank 0: whether a save has this version. If none has, there is room for one now."""
         assert self._saver is not None
         self._saver.look()
-        if self._saver.has(version):
+        if self._saver.has(version, term):
             return True
         self._saver.wait(LAST_SAVE_S)
         return False

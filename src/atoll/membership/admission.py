@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from atoll import events
 from atoll.membership.coordinator_draft import Draft
-from atoll.membership.coordinator_state import CoordinatorState, PeerRecord, ids
+from atoll.membership.coordinator_state import CoordinatorState, PeerRecord, ids, listed
 from atoll.membership.messages import Ended, Leave, Refused
 from atoll.membership.steps import PeerArrived, PeerDropped
 
@@ -94,7 +94,10 @@ def leave(draft: Draft, record: PeerRecord, message: Leave) -> None:
     draft.emit(events.PeerLeft(peer=record.peer, reason=message.reason, members=ids(draft.state.members())))
     draft.members_changed(reason)
     if draft.state.started and not draft.state.members() and not draft.state.done:
-        draft.finish(f"all peers left and the last, {record.peer}, was not done: {message.reason}", 6)
+        over = f"all peers left and the last, {record.peer}, was not done: {message.reason}"
+        if behind := [each.peer for each in draft.state.peers.values() if each.catching_up is not None]:
+            over += f"; {listed(behind)} had not caught up, and nobody is left to give the run's state: start all again"
+        end_run(draft, "quorum", over, 6)
 
 
 def lose(draft: Draft, record: PeerRecord, why: str) -> None:

@@ -238,7 +238,13 @@ def remember(tables: tuple[SlotTable, ...], table: SlotTable | None) -> tuple[Sl
 
 
 def adopt(draft: Draft, version: int, told: SlotTable | None) -> SlotTable | None:
-    """The run stands at `version` now, by what the peers know; `told` is what they know of its data."""
+    """The run stands at `version` now, by what the peers know; `told` is what they know of its data.
+
+    Nobody is told here. Members that train already, by an older table, hear of this one as the run starts, when they
+    come back or ask for more, or with the next verdict. What they read meanwhile does no harm: a slot that does not
+    stand where they began, or is another's now, makes their work of this round not count (`broken`), and to tell them
+    earlier would not save it.
+    """
     state = draft.state
     known = [each for each in (told, *reversed(state.tables), state.slots) if each is not None]
     exact = [each for each in known if each.version == version]

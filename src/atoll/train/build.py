@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ from atoll.train.rank_batches import RankBatches
 from atoll.train.ranks import ALONE, Ranks
 from atoll.train.sharding import Sharding, gathered, shard
 
+Evaluation = tuple[Callable[[], float], int]
 PIECE_SEQUENCES = 4
 """Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
 
@@ -85,6 +87,7 @@ def run_peer(
         settings["data.digest"] = corpus.digest()
     local = config.local
     with (
+        contextlib.ExitStack() as closing,  # after the goodbye: a fetch that is under way may hold it up
         open_session(
             local.coordinator,
             run=config.run.name,
@@ -111,7 +114,11 @@ def run_peer(
             session.events.emit(StartWeightsMissed(path=missed))
         tensors = tensors_of(model.named_parameters(remove_duplicate=False), crew, mesh)
         inner = build_inner(model, config, ranks)
+        # Before the thread that reads ahead begins: one thread at a time reads the text.
+        evaluated = evaluation(model, held_out, config, ranks)
         batches, own = _batches(session, train_part, config) if crew.is_lead else (None, None)
+        if batches is not None:
+            closing.enter_context(contextlib.closing(batches))
         outer = session.open_rounds(
             outer_schedule(config.outer, config.run.steps),
             codec=config.outer.codec,
@@ -133,7 +140,7 @@ def run_peer(
             inner.rewarm(config.inner.rewarm_steps)
         session.hold("inner_step", inner)
         session.hold_buffers(model)
-        observer = _observer(session, model, held_out, config, ranks)
+        observer = _observer(session, evaluated, config)
         observer.started()
         source = batches if batches is not None and not several else RankBatches(crew, batches)
         train(session, inner, source, outer, observer)
@@ -272,12 +279,12 @@ def cut_slots(corpus: Documents, config: RunConfig) -> Slots:
 
 def _batches(session: Session, corpus: Documents, config: RunConfig) -> tuple[Batches, OwnSlots | None]:
     """What this peer reads: slots that the coordinator leases to it, or those of its own data."""
-    slots = cut_slots(corpus, config)
+    slots, ahead = cut_slots(corpus, config), config.local.prefetch
     if config.data.scope == "shared":
-        return batches_of(slots, config, session.peer, session, session.events.emit), None
+        return batches_of(slots, config, session.peer, session, session.events.emit, prefetch=ahead), None
     text = corpus.digest()
     own = OwnSlots(slots.count, config.run.seed, session.peer, text)
-    batches = batches_of(slots, config, session.peer, own, session.events.emit, own_data=text)
+    batches = batches_of(slots, config, session.peer, own, session.events.emit, own_data=text, prefetch=ahead)
     return batches, own
 
 
@@ -289,6 +296,7 @@ def batches_of(
     emit: Callable[[Event], None] = lambda event: None,
     *,
     own_data: str = "",
+    prefetch: int = 0,
 ) -> Batches:
     return Batches(
         slots,
@@ -298,6 +306,7 @@ def batches_of(
         leaser=leaser,
         emit=emit,
         own_data=own_data,
+        prefetch=prefetch,
     )
 
 
@@ -325,11 +334,8 @@ def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambd
 
 
 def evaluation(
-    model: LanguageModel,
-    held_out: Documents,
-    config: RunConfig,
-    ranks: Ranks = ALONE,
-) -> tuple[Callable[[], float], int]:
+    model: LanguageModel, held_out: Documents, config: RunConfig, ranks: Ranks = ALONE
+) -> Evaluation:
     """A function that gives the validation loss (nats per token) of the weights as they are, and its tokens.
 
     All ranks of a peer call the function together.
@@ -346,10 +352,8 @@ def evaluation(
     return evaluate, batch.tokens
 
 
-def _observer(
-    session: Session, model: Llama, held_out: Documents, config: RunConfig, ranks: Ranks
-) -> Observer:
-    evaluate, eval_tokens = evaluation(model, held_out, config, ranks)
+def _observer(session: Session, evaluated: Evaluation, config: RunConfig) -> Observer:
+    evaluate, eval_tokens = evaluated
     return Observer(
         session,
         evaluate=evaluate,

@@ -22,7 +22,8 @@ def train(session: Session, inner: InnerStep, batches: Source, outer: OuterLoop,
     while not session.finished():
         session.safe_point()  # raises what ended membership; joins and recovery will happen here and nowhere else
         if (batch := batches.take()) is None:
-            outer.finish_round()  # nothing is left to read: this peer takes part without an update
+            # nothing is left to read: this peer takes part without an update
+            observer.after_round(outer.finish_round())
             continue
         # forward, backward, clip, local optimizer
         report = inner.step(batch.inputs, batch.targets, session.step)

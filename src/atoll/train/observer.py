@@ -58,8 +58,12 @@ class Observer:
                     skipped=report.skipped,
                 )
             )
-        due = self._every_rounds and sync is not None and sync.version % self._every_rounds == 0
-        if sync is not None and sync.committed and due:
+        if sync is not None:
+            self.after_round(sync)
+
+    def after_round(self, sync: RoundReport) -> None:
+        """A round has ended, with a step or without one."""
+        if sync.committed and self._every_rounds and sync.version % self._every_rounds == 0:
             self._evaluate_anchor()
 
     def finished(self, gather: Callable[[], dict[str, torch.Tensor]], path: Path | None) -> None:
