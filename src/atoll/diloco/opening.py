@@ -27,14 +27,13 @@ from atoll.membership.messages import CatchUp, Declare, Scalar
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
 from atoll.plan.grid import Grid
+from atoll.plan.memory import own_part_bytes
 from atoll.recovery.pursuit import UNUSABLE
 from atoll.state.feedback import Share, chosen_beta
 from atoll.state.inner_state import InnerState
 from atoll.state.tensors import ModelTensors
 from atoll.values import Range, RankInfo
 
-_OWN_BYTES = 12
-"""About what a save has of a peer's own for each parameter: AdamW's two moments, and a residual."""
 MOST_ATTEMPTS = 20
 """membership.max_attempts is at most this (config.schema); the coordinator decides, peers only bound their wait."""
 
@@ -100,7 +99,11 @@ class Opening:
             line=self.line,
         )
         give = inner if joiner == "donor" else None
-        exchange = self._open_exchange(grid.numel, InnerState(give, tensors) if give is not None else None)
+        beta = chosen_beta(codec, error_feedback)
+        exchange = self._open_exchange(
+            own_part_bytes(grid.numel, feedback=beta > 0) if self.safekeeping.saves else 0,
+            InnerState(give, tensors) if give is not None else None,
+        )
         rounds = Rounds(
             peer=self.peer,
             member=self.member,
@@ -111,7 +114,7 @@ class Opening:
             codec=codec,
             clock=self.clock,
             patience_s=_patience_s(self.admission),
-            beta=chosen_beta(codec, error_feedback),
+            beta=beta,
             beat=self.beat,
             onlooker=exchange,
             data=data,
@@ -140,7 +143,7 @@ class Opening:
         )
         return Opened(loop, exchange, tuple(sorted(view.members)), joined_late)
 
-    def _open_exchange(self, numel: int, inner: InnerState | None) -> Exchange:
+    def _open_exchange(self, own_bytes: int, inner: InnerState | None) -> Exchange:
         self.slot.exchange = Exchange(
             run=self.run,
             peer=self.peer,
@@ -151,7 +154,7 @@ class Opening:
             line=self.line,
             emit=self.events.emit,
             inner=inner,
-            own_bytes=_OWN_BYTES * numel if self.safekeeping.saves else 0,
+            own_bytes=own_bytes,
         )
         return self.slot.exchange
 

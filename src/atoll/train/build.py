@@ -30,7 +30,7 @@ from atoll.network.line import Line
 from atoll.state.tensors import ModelTensors
 from atoll.train.adamw import make_adamw
 from atoll.train.batches import Batches, Leaser
-from atoll.train.evaluate import validation_loss
+from atoll.train.evaluate import EVAL_MICRO_BATCH, validation_loss
 from atoll.train.init import initialize
 from atoll.train.inner import InnerStep
 from atoll.train.leases_here import OwnSlots
@@ -40,6 +40,8 @@ from atoll.train.lr_schedule import LRSchedule
 from atoll.train.model import LanguageModel
 from atoll.train.observer import Observer
 from atoll.train.pretrained import load_weights
+from atoll.train.room import check_room
+from atoll.train.sizes import peer_sizes
 
 PIECE_SEQUENCES = 4
 """Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
@@ -60,6 +62,7 @@ def run_peer(
 
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
+    check_room(peer_sizes(config), staging=Path(config.checkpoint.staging), fallback=run_folder(config))
     skipped: list[RowsSkipped] = []
     corpus = load_corpus(config, skipped.append)
     train_part, held_out = corpus.split(config.data.val_fraction)
@@ -275,7 +278,13 @@ def evaluation(
     local = config.local
 
     def evaluate() -> float:
-        return validation_loss(model, sequences, micro_batch=16, device=local.device, autocast=local.autocast)
+        return validation_loss(
+            model,
+            sequences,
+            micro_batch=EVAL_MICRO_BATCH,
+            device=local.device,
+            autocast=local.autocast,
+        )
 
     return evaluate, batch.tokens
 

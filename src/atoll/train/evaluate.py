@@ -11,6 +11,9 @@ from torch import Tensor
 from atoll.train.autocast import autocast_context
 from atoll.train.model import LanguageModel
 
+EVAL_MICRO_BATCH = 16
+"""Held-out sequences at once: they need no memory but for one layer's results, and the logits."""
+
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Generator[None]:
