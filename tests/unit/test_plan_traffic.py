@@ -1,4 +1,4 @@
-"""The bytes of a plan: against closed forms, against a walk over every chunk and hop, and against the sockets' count."""
+"""The bytes of a plan: against closed forms, against a walk over every chunk and hop, and in no time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def walked(
 ) -> dict[str, Traffic]:
     """The same, chunk by chunk and hop by hop."""
     table = chunk_table(grid, lanes, codec, chunk_bytes)
-    sent, received, held = ({member: 0 for member in members} for _ in range(3))
+    sent, received, held = (dict.fromkeys(members, 0) for _ in range(3))
     for chunk, lane_index in enumerate(table.lanes.tolist()):
         lane, size = lanes[lane_index], int(table.offsets[chunk + 1] - table.offsets[chunk])
         up, down = parents_of(lane, members)

@@ -109,7 +109,9 @@ def test_who_finds_no_memory_is_told_the_numbers(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(room, "free_memory_bytes", lambda: needed)
     check_room(sizes, staging=tmp_path, fallback=tmp_path)
     monkeypatch.setattr(room, "free_memory_bytes", lambda: needed - 1)
-    with pytest.raises(LocalError, match=r"needs .* GB of RAM, and .* GB are free: .* GB anchor, .* GB outer mo"):
+    with pytest.raises(
+        LocalError, match=r"needs .* GB of RAM, and .* GB are free: .* GB anchor, .* GB outer mo"
+    ):
         check_room(sizes, staging=tmp_path, fallback=tmp_path)
 
 
@@ -167,7 +169,7 @@ def test_a_peer_is_refused_before_it_reads_or_builds_anything(
     monkeypatch.setattr(room, "free_memory_bytes", lambda: 1 << 20)
     monkeypatch.setattr(build, "load_corpus", lambda *rest: pytest.fail("it reads its data first"))
     monkeypatch.setattr(build, "build_model", lambda *rest: pytest.fail("it builds its model first"))
-    with pytest.raises(LocalError, match="of RAM, and 0.00105 GB are free"):
+    with pytest.raises(LocalError, match=r"of RAM, and 0\.00105 GB are free"):
         build.run_peer(_with_model(f'local.out="{tmp_path}"'), token=b"t" * 32)
     assert list(tmp_path.iterdir()) == [], "nothing has started"
 
@@ -181,4 +183,6 @@ def test_the_real_model_has_what_the_plan_says() -> None:
 
 
 def _with_model(*assignments: str) -> RunConfig:
-    return config_of(*(f"model.{key}={value}" for key, value in SMALL.items()), "data.seq_len=64", *assignments)
+    return config_of(
+        *(f"model.{key}={value}" for key, value in SMALL.items()), "data.seq_len=64", *assignments
+    )

@@ -42,8 +42,8 @@ def outer_items(
 ) -> tuple[Item, ...]:
     """What rounds hold on the host, from the first one on to the end of the run: they allocate nothing later.
 
-    `held_bytes` is for what others send to be added up (`plan.traffic`). `plain`: the codec's bytes are the values' own,
-    so the pseudo-gradient is what is sent, and the result is the mean.
+    `held_bytes` is for what others send to be added up (`plan.traffic`). `plain`: the codec's bytes are the values'
+    own, so the pseudo-gradient is what is sent, and the result is the mean.
     """
     vector = VALUE_BYTES * elements
     items = [
@@ -72,9 +72,9 @@ def copy_items(largest: int) -> tuple[Item, ...]:
 
 
 def gathered_items(groups: Iterable[int], num_ranks: int) -> tuple[Item, ...]:
-    """What FSDP2 gathers, where a model is sharded: `groups` are the elements of each group that is gathered as one, the
-    root's own first. The root's stay gathered through a step; of the others one is used while the next one comes, and
-    a gradient is whole until it is scattered."""
+    """What FSDP2 gathers, where a model is sharded: `groups` are the elements of each group that is gathered as one,
+    the root's own first. The root's stay gathered through a step; of the others one is used while the next one comes,
+    and a gradient is whole until it is scattered."""
     first, *others = groups
     if num_ranks == 1:
         return ()

@@ -22,7 +22,7 @@ _GROUP_FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),  # version 2
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # version 1
 }
-"""By controller, as /proc/self/cgroup names it: the files of limit and usage, and what of memory.stat can be dropped."""
+"""By controller, as /proc/self/cgroup names it: the files of limit and usage, and what of memory.stat could go."""
 _RAM_FILESYSTEMS = {"tmpfs", "ramfs"}
 
 
@@ -96,7 +96,9 @@ def _left_in_groups(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS
         for group in (inner, *inner.parents):
             if not group.is_relative_to(top):
                 break
-            with contextlib.suppress(OSError, ValueError, KeyError):  # the outermost has no limit, or says "max"
+            with contextlib.suppress(
+                OSError, ValueError, KeyError
+            ):  # the outermost has no limit, or says "max"
                 left = int((group / limit).read_text()) - int((group / taken).read_text())
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 yield max(0, left + int(stat[droppable]))

@@ -35,6 +35,7 @@ from atoll.train.evaluate import EVAL_MICRO_BATCH
 from atoll.train.llama import Llama, LlamaConfig
 from atoll.values import LinkRate, ParameterInfo, PlanChoice, PlanRequest
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSizes:
     """What one rank needs, in bytes. `staged_bytes` of staging have to be there; its update log may be shorter."""
@@ -99,9 +100,7 @@ def peer_sizes(
     names = tuple(sorted(members)) or tuple(f"peer-{n:04d}" for n in range(config.membership.start_peers))
     wire_bytes = sum(grid.wire_bytes(codec) for grid in grids)
     choice = _planned(config, names, wire_bytes, links, topology)
-    by_rank = [
-        traffic(choice.lanes, names, grid, codec, chunk_bytes=choice.chunk_bytes) for grid in grids
-    ]
+    by_rank = [traffic(choice.lanes, names, grid, codec, chunk_bytes=choice.chunk_bytes) for grid in grids]
     moved = {name: sum((each[name] for each in by_rank), Traffic()) for name in names}
     largest = max(range(num_ranks), key=lambda rank: (grids[rank].numel, -rank))
     held_bytes = max(each.held_bytes for each in by_rank[largest].values())
@@ -148,9 +147,7 @@ def _rank_sizes(
     device = list(training_items(elements))
     device += gathered_items(_groups(layout), num_ranks)
     device.append(Item("activations", _activations(config, llama), estimate=True))
-    host = list(
-        outer_items(elements, wire_bytes, held_bytes, plain=is_plain(codec), feedback=feedback)
-    )
+    host = list(outer_items(elements, wire_bytes, held_bytes, plain=is_plain(codec), feedback=feedback))
     if config.local.device != "cpu":
         device += copy_items(max(grid.segments))
     if config.inner.joiner == "donor":
@@ -162,7 +159,7 @@ def _rank_sizes(
     staging = (
         Item("two slots of anchor and momentum", slots),
         Item("a slot of the own part", own),
-        Item("update log", keep_bytes // wire_bytes * wire_bytes),
+        Item("update log, at most", keep_bytes // wire_bytes * wire_bytes),
     )
     return RankSizes(
         rank=rank,
