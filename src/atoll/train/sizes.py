@@ -146,7 +146,7 @@ def _rank_sizes(
     wire_bytes, inner_bytes = grid.wire_bytes(codec), 0
     device = list(training_items(elements))
     device += gathered_items(_groups(layout), num_ranks)
-    device.append(Item("activations", _activations(config, llama), estimate=True))
+    device.append(Item("activations", _activations(config, llama, num_ranks), estimate=True))
     host = list(outer_items(elements, wire_bytes, held_bytes, plain=is_plain(codec), feedback=feedback))
     if config.local.device != "cpu":
         device += copy_items(max(grid.segments))
@@ -182,8 +182,8 @@ def _groups(layout: Layout) -> list[int]:
     return list(sizes.values())
 
 
-def _activations(config: RunConfig, llama: LlamaConfig) -> int:
-    """Of a training step, or of an evaluation where that has more."""
+def _activations(config: RunConfig, llama: LlamaConfig, num_ranks: int) -> int:
+    """Of a training step of the rank's part of a batch, or of an evaluation where that has more."""
     shape = LlamaShape(
         vocab_size=llama.vocab_size,
         dim=llama.dim,
@@ -192,7 +192,8 @@ def _activations(config: RunConfig, llama: LlamaConfig) -> int:
         ffn_dim=llama.ffn_dim,
     )
     local, half = config.local, config.local.autocast and config.local.device != "cpu"
-    sequences = local.micro_batch or config.inner.batch_size
+    part = -(-config.inner.batch_size // num_ranks)
+    sequences = min(local.micro_batch or part, part)
     training = activation_bytes(shape, sequences * config.data.seq_len, half=half)
     evaluated = min(EVAL_MICRO_BATCH, config.eval.sequences) * config.data.seq_len
     return max(training, 8 * llama.vocab_size * evaluated)
