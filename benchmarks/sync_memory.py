@@ -32,7 +32,7 @@ from typing import Any
 from atoll.config.load import load
 from atoll.config.schema import RunConfig
 from atoll.plan.memory import total_bytes
-from atoll.train.sizes import RankSizes, peer_sizes
+from atoll.train.sizes import PeerSizes, peer_sizes
 
 TOKEN = "a-token-for-benchmarks-0123456789"
 MODEL = (
@@ -210,9 +210,10 @@ def listening(log: Path) -> int:
 # ---- what it says -----------------------------------------------------------------------------------------------
 
 
-def judge(moments: list[Moment], sizes: RankSizes) -> dict[str, float]:
-    """Ratios of one rank, measured by planned; `sync` in bytes per element, `base_mb` in MB."""
-    first = {each.what: each for each in reversed(moments)}
+def judge(moments: list[Moment], peer: PeerSizes, *, stages: bool) -> dict[str, float]:
+    """Ratios of one rank, measured by planned; `sync` in bytes per element, `base_mb` in MB. `stages`: the peer's first
+    rank has the staging folder in its memory."""
+    sizes, first = peer.largest, {each.what: each for each in reversed(moments)}
     begun, base = first["before step"], first["before build_model"]
     before = [each for each in moments if each.what == "before finish_round"]
     after = [each for each in moments if each.what == "after finish_round"]
@@ -221,7 +222,8 @@ def judge(moments: list[Moment], sizes: RankSizes) -> dict[str, float]:
     built = first["after build_model"].anon - base.anon
     training = built + before[0].peak - begun.rss
     later = [end.peak - begin.rss for begin, end in zip(before[1:], after[1:], strict=True)]
-    whole = total_bytes(sizes.host) + total_bytes(sizes.device) + reserved_bytes(sizes)
+    whole = total_bytes(sizes.host) + total_bytes(sizes.device)
+    whole += reserved_bytes(peer) if stages else 0
     return {
         "rounds": rounds / total_bytes(sizes.host),
         "sync": max(later) / sizes.elements,
@@ -231,7 +233,7 @@ def judge(moments: list[Moment], sizes: RankSizes) -> dict[str, float]:
     }
 
 
-def reserved_bytes(sizes: RankSizes) -> int:
+def reserved_bytes(sizes: PeerSizes) -> int:
     """Without the log, whose files are written and not mapped."""
     return sum(item.num_bytes for item in sizes.staging if not item.name.startswith("update log"))
 
@@ -258,8 +260,8 @@ def main() -> int:
         rows: dict[str, dict[str, float]] = {}
         for path in sorted(folder.glob("*.moments")):
             moments = [Moment(**json.loads(line)) for line in path.read_text().splitlines()]
-            rows[path.stem] = judge(moments, sizes.largest)
-    staging = staged / (given.ranks * reserved_bytes(sizes.largest))
+            rows[path.stem] = judge(moments, sizes, stages=path.stem.endswith("-0"))
+    staging = staged / reserved_bytes(sizes)
     if given.json:
         said = {
             "parameters": sizes.parameters,

@@ -53,7 +53,7 @@ def test_the_table_says_memory_bytes_and_seconds(capsys: pytest.CaptureFixture[s
     for part in (
         "on the device (cuda)",
         "in RAM, by rounds",
-        "in the staging folder",
+        "staged by the peer",
         "~ ",
         "a round of 3 peers",
     ):

@@ -74,8 +74,10 @@ def test_what_codec_and_settings_change() -> None:
     assert "decoded mean" not in named('outer.codec="fp32"'), "the result is the mean"
     assert named('outer.codec="stat2"')["residual of error feedback"] == 4 * elements
     assert "a round's copy of one parameter" in named('local.device="cuda"')
-    donor = peer_sizes(_with_model('inner.joiner="donor"')).largest
-    assert donor.staged_bytes - peer_sizes(_with_model()).largest.staged_bytes == 2 * 8 * elements
+    donor = peer_sizes(_with_model('inner.joiner="donor"'))
+    assert donor.staged_bytes - peer_sizes(_with_model()).staged_bytes == 2 * 8 * elements
+    feedback = peer_sizes(_with_model('outer.codec="stat2"'))
+    assert feedback.staged_bytes - peer_sizes(_with_model()).staged_bytes == 4 * elements
 
 
 def test_activations_are_about_what_torch_keeps_for_the_backward_pass() -> None:
@@ -118,10 +120,10 @@ def test_who_finds_no_memory_is_told_the_numbers(monkeypatch: pytest.MonkeyPatch
 def test_what_is_staged_in_ram_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes = peer_sizes(_with_model())
     held = total_bytes([*sizes.largest.host, *sizes.largest.device], estimates=False)
-    monkeypatch.setattr(room, "free_memory_bytes", lambda: held + sizes.largest.staged_bytes)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda: held + sizes.staged_bytes)
     monkeypatch.setattr(room, "is_ram", lambda folder: True)
     check_room(sizes, staging=tmp_path, fallback=tmp_path)
-    monkeypatch.setattr(room, "free_memory_bytes", lambda: held + sizes.largest.staged_bytes - 1)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda: held + sizes.staged_bytes - 1)
     with pytest.raises(LocalError, match=f"GB staged in {tmp_path}; take a machine with more"):
         check_room(sizes, staging=tmp_path, fallback=tmp_path)
     two = peer_sizes(_with_model(), num_ranks=2)

@@ -42,7 +42,7 @@ class _Moved(msgspec.Struct, frozen=True):
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run's plan. Memory is the largest rank's."""
+    """One run's plan. Memory is the largest rank's; staging the peer's."""
 
     run: str
     parameters: int
@@ -165,7 +165,7 @@ def _report(config: RunConfig, sizes: PeerSizes) -> _Report:
         codec=config.outer.codec,
         memory_device=_bill(largest.device),
         memory_host=_bill(largest.host),
-        memory_staging=_bill(largest.staging),
+        memory_staging=_bill(sizes.staging),
         vector_bytes=sizes.wire_bytes,
         moved={name: _Moved(each.sent_bytes, each.received_bytes) for name, each in sizes.moved.items()},
         predicted_s=choice.predicted_s,
@@ -200,13 +200,13 @@ def _show(report: _Report, sizes: PeerSizes, given: bool) -> None:
 
 def _memory_table(report: _Report, on_cpu: bool) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("memory of a rank", overflow="fold")
+    table.add_column("memory, of a rank" if report.ranks > 1 else "memory", overflow="fold")
     table.add_column("bytes", justify="right", no_wrap=True)
     device = "in RAM, by training (device cpu)" if on_cpu else f"on the device ({report.device})"
     places = (
         (device, report.memory_device),
         ("in RAM, by rounds", report.memory_host),
-        ("in the staging folder (in RAM where that is /dev/shm)", report.memory_staging),
+        ("staged by the peer (in RAM where checkpoint.staging is)", report.memory_staging),
     )
     for place, bill in places:
         table.add_row(place, bytes_text(bill.total_bytes), style="bold")

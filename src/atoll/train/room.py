@@ -33,16 +33,16 @@ def check_room(sizes: PeerSizes, *, staging: Path, fallback: Path, ranks_here: i
     free_bytes = free_memory_bytes()
     held = [*largest.host, *(largest.device if sizes.on_cpu else ())]
     needed_bytes = num_ranks * total_bytes(held, estimates=False)
-    staged_bytes = num_ranks * largest.staged_bytes
-    staged_in = place_of(staged_bytes, staging, fallback)
+    staged_in = place_of(sizes.staged_bytes, staging, fallback)
     what = _bill(held)
+    if num_ranks > 1:
+        what += f", for each of {num_ranks} ranks"
     if is_ram(staged_in):
-        needed_bytes += staged_bytes
-        what += f", {_gigabytes(largest.staged_bytes)} staged in {staged_in}"
+        needed_bytes += sizes.staged_bytes
+        what += f"; {_gigabytes(sizes.staged_bytes)} staged in {staged_in}"
     if needed_bytes > free_bytes:
-        each = f" for each of {num_ranks} ranks" if num_ranks > 1 else ""
         raise LocalError(
-            f"this peer needs {_gigabytes(needed_bytes)} of RAM, and {_gigabytes(free_bytes)} are free: {what}{each}; "
+            f"this peer needs {_gigabytes(needed_bytes)} of RAM, and {_gigabytes(free_bytes)} are free: {what}; "
             "take a machine with more, stage on a disk (checkpoint.staging), or see `atoll plan`"
         )
 

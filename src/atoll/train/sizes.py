@@ -15,6 +15,7 @@ from atoll.config.schema import RunConfig
 from atoll.diloco.exchange import Shelf
 from atoll.plan.grid import Grid
 from atoll.plan.memory import (
+    VALUE_BYTES,
     Item,
     LlamaShape,
     activation_bytes,
@@ -22,6 +23,7 @@ from atoll.plan.memory import (
     gathered_items,
     outer_items,
     own_part_bytes,
+    total_bytes,
     training_items,
 )
 from atoll.plan.planner import choose
@@ -38,24 +40,26 @@ from atoll.values import LinkRate, ParameterInfo, PlanChoice, PlanRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSizes:
-    """What one rank needs, in bytes. `staged_bytes` of staging have to be there; its update log may be shorter."""
+    """What one rank needs, on its device and on the host."""
 
     rank: int
     elements: int
     wire_bytes: int
     device: tuple[Item, ...]
     host: tuple[Item, ...]
-    staging: tuple[Item, ...]
-    staged_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSizes:
-    """A peer's, by its largest rank, and what a round moves by the plan: `moved` for each member, all its ranks."""
+    """A peer's: its largest rank, its staging folder, which all its ranks share, and what a round moves by the plan:
+    `moved` for each member, all ranks together. `staged_bytes` of staging have to be there; the update log may be
+    shorter."""
 
     parameters: int
     num_ranks: int
     largest: RankSizes
+    staging: tuple[Item, ...]
+    staged_bytes: int
     on_cpu: bool
     wire_bytes: int
     choice: PlanChoice
@@ -104,9 +108,12 @@ def peer_sizes(
     moved = {name: sum((each[name] for each in by_rank), Traffic()) for name in names}
     largest = max(range(num_ranks), key=lambda rank: (grids[rank].numel, -rank))
     held_bytes = max(each.held_bytes for each in by_rank[largest].values())
+    staging, staged = _staging(config, layout.numel, num_ranks, wire_bytes)
     return PeerSizes(
         parameters=layout.numel,
         num_ranks=num_ranks,
+        staging=staging,
+        staged_bytes=staged,
         largest=_rank_sizes(config, llama, layout, largest, num_ranks, grids[largest], held_bytes),
         on_cpu=config.local.device == "cpu",
         wire_bytes=wire_bytes,
@@ -142,34 +149,57 @@ def _rank_sizes(
     held_bytes: int,
 ) -> RankSizes:
     codec, elements = config.outer.codec, grid.numel
-    feedback = chosen_beta(codec, config.outer.error_feedback) > 0
-    wire_bytes, inner_bytes = grid.wire_bytes(codec), 0
     device = list(training_items(elements))
     device += gathered_items(_groups(layout), num_ranks)
     device.append(Item("activations", _activations(config, llama, num_ranks), estimate=True))
-    host = list(outer_items(elements, wire_bytes, held_bytes, plain=is_plain(codec), feedback=feedback))
     if config.local.device != "cpu":
         device += copy_items(max(grid.segments))
-    if config.inner.joiner == "donor":
-        inner_bytes = 8 * elements
-        host.append(Item("inner optimizer on its way to a joiner", inner_bytes))
-    slots = staged_bytes(elements, inner_bytes)
-    own = own_part_bytes(elements, feedback=feedback) + SLACK_BYTES
-    keep_bytes = Shelf().keep_bytes
-    staging = (
-        Item("two slots of anchor and momentum", slots),
-        Item("a slot of the own part", own),
-        Item("update log, at most", keep_bytes // wire_bytes * wire_bytes),
+    host = list(
+        outer_items(
+            elements,
+            grid.wire_bytes(codec),
+            held_bytes,
+            plain=is_plain(codec) and num_ranks == 1,  # of several ranks the order is that of the wire
+            feedback=_has_feedback(config),
+        )
     )
+    if config.inner.joiner == "donor":
+        host.append(Item("inner optimizer on its way to a joiner", _inner_bytes(config, elements)))
     return RankSizes(
         rank=rank,
         elements=elements,
-        wire_bytes=wire_bytes,
+        wire_bytes=grid.wire_bytes(codec),
         device=tuple(device),
         host=tuple(host),
-        staging=staging,
-        staged_bytes=slots + own + min(keep_bytes, LOG_ROOM_BYTES),
     )
+
+
+def _staging(
+    config: RunConfig, parameters: int, num_ranks: int, wire_bytes: int
+) -> tuple[tuple[Item, ...], int]:
+    """What is staged, and how many bytes of it have to have room."""
+    keep_bytes = Shelf().keep_bytes
+    items = [
+        Item("two slots of anchor and momentum", staged_bytes(parameters, _inner_bytes(config, parameters))),
+        Item(
+            "a slot of the own part",
+            own_part_bytes(parameters, feedback=_has_feedback(config)) + SLACK_BYTES,
+        ),
+    ]
+    if num_ranks > 1:
+        items.append(Item("an update, put together by the ranks", wire_bytes))
+    needed_bytes = total_bytes(items) + min(keep_bytes, LOG_ROOM_BYTES)
+    items.append(Item("update log, at most", keep_bytes // wire_bytes * wire_bytes))
+    return tuple(items), needed_bytes
+
+
+def _has_feedback(config: RunConfig) -> bool:
+    return chosen_beta(config.outer.codec, config.outer.error_feedback) > 0
+
+
+def _inner_bytes(config: RunConfig, elements: int) -> int:
+    """Of an inner state that is staged with each snapshot, for joiners."""
+    return 2 * VALUE_BYTES * elements if config.inner.joiner == "donor" else 0
 
 
 def _groups(layout: Layout) -> list[int]:
