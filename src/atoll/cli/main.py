@@ -29,6 +29,7 @@ from atoll.cli.join import join
 from atoll.cli.launch import launch
 from atoll.cli.leave import leave
 from atoll.cli.output import outlive_readers
+from atoll.cli.plan import plan
 from atoll.cli.signals import Stopped, stopped_by_signals
 from atoll.cli.status import status
 from atoll.cli.stop import stop
@@ -57,6 +58,7 @@ COMMANDS = {
     "train": train,
     "join": join,
     "launch": launch,
+    "plan": plan,
     "status": status,
     "stop": stop,
     "leave": leave,

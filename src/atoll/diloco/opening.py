@@ -31,14 +31,13 @@ from atoll.mesh.crew import Crew
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
 from atoll.plan.grid import Grid
+from atoll.plan.memory import own_part_bytes
 from atoll.recovery.pursuit import UNUSABLE
 from atoll.state.feedback import Share, chosen_beta
 from atoll.state.inner_state import InnerState
 from atoll.state.tensors import ModelTensors
 from atoll.values import ParameterInfo, Range, RankInfo
 
-_OWN_BYTES = 12
-"""About what a save has of a peer's own for each parameter: AdamW's two moments, and a residual."""
 MOST_ATTEMPTS = 20
 """membership.max_attempts is at most this (config.schema); the coordinator decides, peers only bound their wait."""
 
@@ -110,7 +109,11 @@ class Opening:
             rank=crew.rank,
         )
         give = inner if joiner == "donor" and self._can_give_inner() else None
-        exchange = self._open_exchange(grid.numel, InnerState(give, tensors) if give is not None else None)
+        beta = chosen_beta(codec, error_feedback)
+        exchange = self._open_exchange(
+            own_part_bytes(grid.numel, feedback=beta > 0) if self.safekeeping.saves else 0,
+            InnerState(give, tensors) if give is not None else None,
+        )
         ranks = tuple(crew.share(RankInfo, self._rank(comm.port, exchange.port, tensors.ranges)))
         rounds = Rounds(
             peer=self.peer,
@@ -122,7 +125,7 @@ class Opening:
             codec=codec,
             clock=self.clock,
             patience_s=_patience_s(self.admission),
-            beta=chosen_beta(codec, error_feedback),
+            beta=beta,
             beat=self.beat,
             onlooker=exchange,
             data=data,
@@ -154,7 +157,7 @@ class Opening:
         )
         return Opened(loop, exchange, tuple(sorted(view.members)), joined_late)
 
-    def _open_exchange(self, numel: int, inner: InnerState | None) -> Exchange:
+    def _open_exchange(self, own_bytes: int, inner: InnerState | None) -> Exchange:
         self.slot.exchange = Exchange(
             run=self.run,
             peer=self.peer,
@@ -165,7 +168,7 @@ class Opening:
             line=self.line,
             emit=self.events.emit,
             inner=inner,
-            own_bytes=_OWN_BYTES * numel if self.safekeeping.saves else 0,
+            own_bytes=own_bytes,
             crew=self.crew,
         )
         return self.slot.exchange

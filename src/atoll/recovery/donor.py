@@ -39,7 +39,7 @@ _END_S: Final = 2.0
 _EARLY_S: Final = 10.0
 """A peer that has been in its run for so long starts its sidecar unasked: who joins then waits for no process to start,
 and finds all donors up at once."""
-_LOG_ROOM_BYTES: Final = 64 << 20
+LOG_ROOM_BYTES: Final = 64 << 20
 """What staging must have room for besides its slots; a log that finds less keeps less."""
 
 _log = log.get(__name__)
@@ -266,7 +266,7 @@ class Donor:
         self.close()
 
     def _needed_bytes(self, numel: int, inner_bytes: int = 0) -> int:
-        return staged_bytes(numel, inner_bytes) + self._own_bytes + min(self._keep_bytes, _LOG_ROOM_BYTES)
+        return staged_bytes(numel, inner_bytes) + self._own_bytes + min(self._keep_bytes, LOG_ROOM_BYTES)
 
     def _make_folder(self, needed_bytes: int, filled: str = "") -> None:
         with self._lock:

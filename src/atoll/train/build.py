@@ -35,7 +35,7 @@ from atoll.network.line import Line
 from atoll.train.activations import checkpoint_activations
 from atoll.train.adamw import make_adamw
 from atoll.train.batches import Batches, Leaser
-from atoll.train.evaluate import validation_loss
+from atoll.train.evaluate import EVAL_MICRO_BATCH, validation_loss
 from atoll.train.init import initialize
 from atoll.train.inner import InnerStep
 from atoll.train.leases_here import OwnSlots
@@ -47,7 +47,9 @@ from atoll.train.observer import Observer
 from atoll.train.pretrained import load_weights
 from atoll.train.rank_batches import RankBatches
 from atoll.train.ranks import ALONE, Ranks
+from atoll.train.room import check_room
 from atoll.train.sharding import Sharding, gathered, shard
+from atoll.train.sizes import peer_sizes
 
 Evaluation = tuple[Callable[[], float], int]
 PIECE_SEQUENCES = 4
@@ -74,6 +76,9 @@ def run_peer(
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
     crew, mesh = crew or Crew.alone(), mesh or ElasticDeviceMesh()
+    sizes = peer_sizes(config, num_ranks=crew.num_ranks)
+    if crew.is_lead:  # all ranks of a peer are on one machine
+        check_room(sizes, staging=Path(config.checkpoint.staging), fallback=run_folder(config))
     skipped: list[RowsSkipped] = []
     corpus = load_corpus(config, skipped.append)
     train_part, held_out = corpus.split(config.data.val_fraction)
@@ -346,7 +351,12 @@ def evaluation(
 
     def evaluate() -> float:
         return validation_loss(
-            model, sequences, micro_batch=16, device=local.device, autocast=local.autocast, ranks=ranks
+            model,
+            sequences,
+            micro_batch=EVAL_MICRO_BATCH,
+            device=local.device,
+            autocast=local.autocast,
+            ranks=ranks,
         )
 
     return evaluate, batch.tokens

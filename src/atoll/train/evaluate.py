@@ -14,6 +14,9 @@ from atoll.train.autocast import autocast_context
 from atoll.train.model import LanguageModel
 from atoll.train.ranks import ALONE, Ranks
 
+EVAL_MICRO_BATCH = 16
+"""Held-out sequences at once: they need no memory but for one layer's results, and the logits."""
+
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Generator[None]:

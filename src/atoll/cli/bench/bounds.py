@@ -4,43 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from atoll.plan.bounds import bounds
-from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
 from atoll.plan.links import measured_links
-from atoll.plan.trees import parents_of, way_up
-from atoll.values import Lane, LinkRate, Plan
+from atoll.plan.traffic import traffic
+from atoll.values import LinkRate, Plan
 
-FRAME_BYTES = 64
 PAYLOAD_SHARE = 0.965
 """Of the bytes of full TCP segments over a path of MTU 1500, so many are payload (1448 of 1500)."""
 
 
 def sent_bytes(plan: Plan, grid: Grid) -> dict[str, int]:
     """What each member sends by the plan: payloads, a header for each, and an acknowledgement for each received."""
-    table = chunk_table(grid, plan.lanes, plan.codec, plan.chunk_bytes)
-    sizes = np.diff(table.offsets)
-    totals = dict.fromkeys(plan.members, 0)
-    hops = [_hops(lane, plan) for lane in plan.lanes]
-    for chunk, lane_index in enumerate(table.lanes):
-        for source, target in hops[lane_index]:
-            totals[source] += int(sizes[chunk]) + FRAME_BYTES
-            totals[target] += FRAME_BYTES
-    return totals
-
-
-def _hops(lane: Lane, plan: Plan) -> list[tuple[str, str]]:
-    """Who sends a chunk of this lane to whom: contributions and means up, finished bytes down."""
-    members = plan.members
-    up, down = parents_of(lane, members)
-    senders = way_up(lane, members, plan.contributions).inputs
-    hops = [
-        (members[m], members[up[m]]) for m, inputs in enumerate(senders) if inputs and members[m] != lane.root
-    ]
-    hops += [(members[down[m]], members[m]) for m in range(len(members)) if members[m] != lane.root]
-    return hops
+    contributors = [contribution.peer for contribution in plan.contributions]
+    moved = traffic(
+        plan.lanes, plan.members, grid, plan.codec, chunk_bytes=plan.chunk_bytes, contributors=contributors
+    )
+    return {member: each.sent_bytes for member, each in moved.items()}
 
 
 def payload_rate(mbit: float) -> float:
