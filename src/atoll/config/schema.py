@@ -112,9 +112,16 @@ class DataSection(Section):
 
 
 class InnerSection(Section):
-    """AdamW, by each peer for itself."""
+    """The inner optimizer, by each peer for itself."""
 
-    lr: Annotated[float, Field(gt=0)] = 3e-3
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        Field(description="muon: for hidden matrices, with AdamW for embeddings, output head and vectors"),
+    ] = "adamw"
+    lr: Annotated[float, Field(gt=0, description="AdamW's peak rate")] = 3e-3
+    muon_lr: Annotated[
+        float, Field(gt=0, description="Muon's peak rate; the schedule is the same for both")
+    ] = 0.02
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0, description="not on norms and embeddings")] = 0.1
@@ -129,7 +136,7 @@ class InnerSection(Section):
     ] = 20
     joiner: Annotated[
         Literal["fresh", "donor"],
-        Field(description="a peer that joins late begins with fresh AdamW moments, or with a member's"),
+        Field(description="a peer that joins late begins with fresh optimizer moments, or with a member's"),
     ] = "fresh"
     decay_fraction: Annotated[
         float, Field(ge=0, le=1, description="wsd: the share of the steps that decays")

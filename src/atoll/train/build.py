@@ -38,6 +38,7 @@ from atoll.train.llama import Llama, LlamaConfig
 from atoll.train.loop import train
 from atoll.train.lr_schedule import LRSchedule
 from atoll.train.model import LanguageModel
+from atoll.train.muon import make_muon
 from atoll.train.observer import Observer
 from atoll.train.pretrained import load_weights
 
@@ -162,12 +163,9 @@ def llama_config(section: ModelSection) -> LlamaConfig:
 
 def build_inner(model: Llama, config: RunConfig) -> InnerStep:
     section: InnerSection = config.inner
-    optimizer = make_adamw(
-        model, lr=section.lr, betas=section.betas, eps=section.eps, weight_decay=section.weight_decay
-    )
     return InnerStep(
         model,
-        optimizer,
+        _optimizer(model, section),
         lr_schedule(section, config.run.steps),
         clip_norm=section.clip_norm,
         micro_batch=config.local.micro_batch,
@@ -175,6 +173,14 @@ def build_inner(model: Llama, config: RunConfig) -> InnerStep:
         autocast=config.local.autocast,
         compile=config.local.compile,
     )
+
+
+def _optimizer(model: Llama, section: InnerSection) -> torch.optim.Optimizer:
+    lr, betas, eps, weight_decay = section.lr, section.betas, section.eps, section.weight_decay
+    if section.optimizer == "muon":
+        muon_lr = section.muon_lr
+        return make_muon(model, lr=lr, muon_lr=muon_lr, betas=betas, eps=eps, weight_decay=weight_decay)
+    return make_adamw(model, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
 
 def lr_schedule(section: InnerSection, total_steps: int) -> LRSchedule:
