@@ -145,7 +145,9 @@ def test_one_schedule_sets_both_rates() -> None:
     inner.step(*batch(0), 0)
     matrix = "model.layers.0.mlp.down_proj.weight"
     moved = model.get_parameter(matrix).detach() - start[matrix] * (1 - 2e-2 * 0.1)
-    assert moved.norm() == pytest.approx(2e-2 * 16**0.5, rel=0.3)  # 16 singular values near one, times muon_lr
+    assert moved.norm() == pytest.approx(
+        2e-2 * 16**0.5, rel=0.3
+    )  # 16 singular values near one, times muon_lr
 
 
 def test_training_lowers_the_loss_more_than_adamw_alone_at_the_same_rate() -> None:

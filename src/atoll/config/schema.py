@@ -361,6 +361,10 @@ class LocalSection(Section):
         int, Field(ge=0, description="sequences at once; 0: the whole batch; divides batch_size")
     ] = 0
     autocast: Annotated[bool, Field(description="bf16 autocast where the device has it")] = False
+    param_dtype: Annotated[
+        Literal["fp32", "bf16"],
+        Field(description="what the device computes with; bf16 has fp32 masters for optimizer and peers"),
+    ] = "fp32"
     compile: Annotated[bool, Field(description="torch.compile the model")] = False
     log_every: Annotated[int, Field(gt=0, description="inner steps between two TrainingStep events")] = 10
     save_model: Annotated[bool, Field(description="write the final anchor as safetensors")] = True

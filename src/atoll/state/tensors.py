@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ class ModelTensors:
         ]
         self.layout = Layout.of(infos)
         self.tensors = tuple(trainable[p.name] for p in self.layout.parameters)
+        self.written: Callable[[], None] = lambda: None
+        """Called after each `write`, by which time what follows from the weights may be made anew."""
         self._frozen = {name: tensor for name, tensor in named.items() if not tensor.requires_grad}
         if self.layout.numel == 0:
             raise ConfigError("the model has no trainable element: nothing could be synchronised")
@@ -56,6 +58,7 @@ class ModelTensors:
         with torch.no_grad():
             for tensor, piece in self._pieces(torch.from_numpy(values)):
                 tensor.copy_(piece)
+        self.written()
 
     def subtract_from(self, anchor: Floats, out: Floats) -> None:
         """out = anchor - local weights: the pseudo-gradient.

@@ -37,6 +37,7 @@ from atoll.train.leases_here import OwnSlots
 from atoll.train.llama import Llama, LlamaConfig
 from atoll.train.loop import train
 from atoll.train.lr_schedule import LRSchedule
+from atoll.train.masters import Masters
 from atoll.train.model import LanguageModel
 from atoll.train.muon import make_muon
 from atoll.train.observer import Observer
@@ -106,6 +107,7 @@ def run_peer(
             inner=inner.optimizer,
             data=batches,
         )
+        lower_precision(model, tensors, inner, config)
         if own is not None:
             session.hold("data", own)
             batches.begin()
@@ -120,7 +122,7 @@ def run_peer(
         if not outer.finished():  # in the middle of a round the weights are this peer's own: nothing to save
             return session.asked_to_leave
         path = run_folder(config) / "model.safetensors" if local.save_model else None
-        observer.finished(dict(model.named_parameters()), path)
+        observer.finished(_weights(model, inner), path)
         return outer.ended or f"all {config.run.steps} steps are committed"
 
 
@@ -173,6 +175,20 @@ def build_inner(model: Llama, config: RunConfig) -> InnerStep:
         autocast=config.local.autocast,
         compile=config.local.compile,
     )
+
+
+def lower_precision(model: Llama, tensors: ModelTensors, inner: InnerStep, config: RunConfig) -> None:
+    """Let the model compute in bf16, if the peer wishes so; what is trained and synchronised stays fp32. Once peers have
+    compared what is frozen: that is rounded for good."""
+    if config.local.param_dtype == "bf16":
+        inner.masters = Masters(model)
+        tensors.written = inner.weights_changed
+
+
+def _weights(model: Llama, inner: InnerStep) -> dict[str, torch.Tensor]:
+    """All parameters by name, as precise as they are here."""
+    masters = inner.masters
+    return {name: masters.of(each) if masters else each for name, each in model.named_parameters()}
 
 
 def _optimizer(model: Llama, section: InnerSection) -> torch.optim.Optimizer:

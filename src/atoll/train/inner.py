@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from atoll.errors import LocalError
 from atoll.train.autocast import autocast_context
+from atoll.train.masters import Masters
 from atoll.train.model import LanguageModel
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -68,6 +69,7 @@ class InnerStep:
         self.optimizer = optimizer
         self.attempted_steps = 0
         self.skipped_steps = 0
+        self.masters: Masters | None = None
         self._rewarms_until = self._rewarm_steps = 0
         self._schedule = schedule
         self._clip_norm = clip_norm if clip_norm > 0 else math.inf
@@ -102,6 +104,7 @@ class InnerStep:
             clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
         if finite:
             self.optimizer.step()
+            self.weights_changed()
         self.optimizer.zero_grad()
 
         self.attempted_steps += 1
@@ -131,6 +134,11 @@ class InnerStep:
         self._rewarms_until = state_dict["rewarms_until"]
         self._rewarm_steps = state_dict["rewarm_steps"]
 
+    def weights_changed(self) -> None:
+        """Bring the bf16 copies up to date, if the model has such. Called here, and after an outer step."""
+        if self.masters is not None:
+            self.masters.publish()
+
     def rewarm(self, steps: int) -> None:
         """The optimizer knows nothing yet of a model that is trained already: the learning rate rises over so many
         steps to the run's own."""
@@ -154,6 +162,8 @@ class InnerStep:
         if share != 1.0:
             loss = loss * share
         loss.backward()
+        if self.masters is not None:
+            self.masters.collect()
         return loss.detach()
 
 

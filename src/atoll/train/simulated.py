@@ -22,6 +22,7 @@ from atoll.train.build import (
     build_model,
     cut_slots,
     evaluation,
+    lower_precision,
     outer_schedule,
 )
 from atoll.train.inner import InnerStep
@@ -65,9 +66,12 @@ def simulate_run(
     peers: dict[str, TrainedPeer] = {}
     for name in (f"{index:06}" for index in range(num_peers)):
         model = build_model(config)
+        tensors = ModelTensors(model.named_parameters(remove_duplicate=False))
+        inner = build_inner(model, config)
+        lower_precision(model, tensors, inner, config)
         peers[name] = TrainedPeer(
-            tensors=ModelTensors(model.named_parameters(remove_duplicate=False)),
-            inner=build_inner(model, config),
+            tensors=tensors,
+            inner=inner,
             batches=batches_of(slots, config, name, leases.of(name)),
         )
     leases.begin(_wishes(peers, schedule, 0))
