@@ -1,4 +1,4 @@
-"""bf16 weights with fp32 masters: small steps add up, copies follow, and no step gives no pseudo-gradient (K13, E24)."""
+"""bf16 weights with fp32 masters: small steps add up, copies follow, no step gives no pseudo-gradient (K13, E24)."""
 
 from __future__ import annotations
 

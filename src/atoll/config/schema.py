@@ -37,8 +37,12 @@ class RunSection(Section):
     ] = 0.0
 
 
+_OF_ANY_MODEL = ("hf", "lora_rank", "lora_alpha", "lora_targets")
+
+
 class ModelSection(Section):
-    """A Llama: RMSNorm, RoPE, grouped-query attention, SwiGLU. Names are those of HF LlamaForCausalLM."""
+    """A Llama: RMSNorm, RoPE, grouped-query attention, SwiGLU. Names are those of HF LlamaForCausalLM. Or, with `hf`, a
+    model of `transformers`."""
 
     vocab_size: Annotated[
         int, Field(gt=1, description="at least the tokenizer's; 256 suffices for bytes")
@@ -58,6 +62,43 @@ class ModelSection(Section):
             description="folder with the start weights, as `atoll checkpoints import` writes it; empty: by seed"
         ),
     ] = ""
+    hf: Annotated[
+        str,
+        Field(
+            description="in place of the Llama, a causal LM of `transformers`: a folder with weights, or a config.json "
+            "(extra [hf])"
+        ),
+    ] = ""
+    lora_rank: Annotated[
+        int, Field(ge=0, description="train adapters of this rank over frozen start weights; 0: train all")
+    ] = 0
+    lora_alpha: Annotated[float, Field(gt=0, description="adapters are scaled by lora_alpha / lora_rank")] = (
+        16.0
+    )
+    lora_targets: Annotated[
+        tuple[str, ...], Field(min_length=1, description="last names of the linear layers that are adapted")
+    ] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    @model_validator(mode="after")
+    def _shape_is_of_one_model(self) -> ModelSection:
+        if not self.hf:
+            return self
+        for name, field in type(self).model_fields.items():
+            if name not in _OF_ANY_MODEL and getattr(self, name) != field.default:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r} is of the built-in Llama, and hf is another model: "
+                    "leave out one of them"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_a_base(self) -> ModelSection:
+        if self.lora_rank and not self.init_from and (not self.hf or self.hf.endswith(".json")):
+            raise ValueError(
+                f"lora_rank = {self.lora_rank} trains adapters over weights that stay as they are: give init_from, or "
+                "hf with a folder that has weights"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelSection:
@@ -386,7 +427,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
-        if self.data.seq_len > self.model.max_seq_len:
+        if not self.model.hf and self.data.seq_len > self.model.max_seq_len:
             raise ValueError(
                 f"data.seq_len = {self.data.seq_len} is above model.max_seq_len = {self.model.max_seq_len}"
             )

@@ -15,9 +15,9 @@ Scalar = str | int | float | bool | None
 
 # All that changes the shared state. [membership], [net] and [eval] do not; the first is the coordinator's alone.
 COMPARED = ("run", "model", "data", "inner", "outer")
-# Where a peer keeps its copy of the text or of the start weights is its own affair; that they are the same is compared
-# by content.
-_OWN = {"data.sources", "data.shards", "data.cache", "model.init_from"}
+# Where a peer keeps its copy of the text, of the model or of the start weights is its own affair; that they are equal
+# is compared by content.
+_OWN = {"data.sources", "data.shards", "data.cache", "model.init_from", "model.hf"}
 OWN_KEYS = frozenset(
     {*_OWN, "net.max_up", "net.max_down", "net.congestion", "checkpoint.path", "checkpoint.staging"}
 )

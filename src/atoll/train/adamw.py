@@ -21,7 +21,8 @@ def make_adamw(
 ) -> torch.optim.AdamW:
     """AdamW over the trainable parameters of `model`; fused where torch has it for all their devices.
 
-    Those `apart` are left to another optimizer. A parameter without a gradient is left alone: no step, and no decay either.
+    Those `apart` are left to another optimizer. A parameter without a gradient is left alone: no step, and no decay
+    either.
     """
     others = {id(parameter) for parameter in apart}
     decayed, plain = ([each for each in group if id(each) not in others] for group in decay_groups(model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,18 +31,31 @@ from atoll.network.line import Line
 from atoll.state.tensors import ModelTensors
 from atoll.train.adamw import make_adamw
 from atoll.train.batches import Batches, Leaser
+from atoll.train.causal import (
+    CausalLM,
+    config_digest,
+    max_tokens,
+    names_elsewhere,
+    open_causal_lm,
+    plain_config,
+    read_hub_config,
+    vocab_size,
+)
 from atoll.train.evaluate import validation_loss
 from atoll.train.init import initialize
 from atoll.train.inner import InnerStep
 from atoll.train.leases_here import OwnSlots
 from atoll.train.llama import Llama, LlamaConfig
 from atoll.train.loop import train
+from atoll.train.lora import adapters_of, add_adapters
 from atoll.train.lr_schedule import LRSchedule
 from atoll.train.masters import Masters
 from atoll.train.model import LanguageModel
 from atoll.train.muon import make_muon
 from atoll.train.observer import Observer
 from atoll.train.pretrained import load_weights
+
+Model = Llama | CausalLM
 
 PIECE_SEQUENCES = 4
 """Long enough that most of a piece has its context, short enough that a peer sees many files in a round."""
@@ -66,9 +80,12 @@ def run_peer(
     corpus = load_corpus(config, skipped.append)
     train_part, held_out = corpus.split(config.data.val_fraction)
     start = config.model.init_from
-    missed = start if joins and start and not Path(start).exists() else ""
+    travels = not config.model.lora_rank  # else what was started from is frozen, and no peer sends it
+    missed = start if joins and start and travels and not Path(start).exists() else ""
     model = build_model(config, with_weights=not missed)
     settings = flatten(config)
+    if config.model.hf:
+        settings["model.hf_digest"] = config_digest(read_hub_config(Path(config.model.hf)))
     if config.data.scope == "shared":
         settings["data.digest"] = corpus.digest()
     local = config.local
@@ -85,7 +102,7 @@ def run_peer(
         settings_digest=settings_digest(settings),
         sinks=sinks,
         shelf=Shelf(fallback=run_folder(config), ram=Path(config.checkpoint.staging)),
-        keeping=keeping(config),
+        keeping=keeping(config, model),
         fresh=fresh,
     ) as session:
         for event in skipped:
@@ -131,39 +148,61 @@ def run_folder(config: RunConfig) -> Path:
     return Path(config.local.out) / config.run.name
 
 
-def keeping(config: RunConfig) -> Keeping:
-    """Where this peer's checkpoints are, and how many."""
+def keeping(config: RunConfig, model: Model | None = None) -> Keeping:
+    """Where this peer's checkpoints are, and how many; with what tells of `model`, if it is there."""
     section = config.checkpoint
     remote = f"{section.remote.rstrip('/')}/{config.run.name}" if section.remote else ""
     if remote:
         RemotePlace.at(remote)  # an address that is none, or a missing extra, is told now
     path = Path(section.path) if section.path else run_folder(config) / "checkpoints"
-    return Keeping(
-        path,
-        section.keep_last,
-        section.keep_every,
-        remote,
-        config=llama_config(config.model).hf_config(),
-        tokenizer=config.data.tokenizer,
+    keeping = Keeping(path, section.keep_last, section.keep_every, remote, tokenizer=config.data.tokenizer)
+    if model is None:
+        return keeping
+    is_hub = isinstance(model, CausalLM)
+    base = config.model.hf or config.model.init_from
+    return replace(
+        keeping,
+        config=plain_config(model) if is_hub else model.config.hf_config(),
+        names=names_elsewhere(model) if is_hub else {},
+        adapters=adapters_of(model, base) if config.model.lora_rank else None,
     )
 
 
-def build_model(config: RunConfig, *, with_weights: bool = True) -> Llama:
+def build_model(config: RunConfig, *, with_weights: bool = True) -> Model:
     """The run's model with the run's start weights, on this peer's device. Without them it has any."""
     _prepare_torch(config)
+    section, seed = config.model, config.run.seed
+    model = _hub_model(config) if section.hf else _llama(config, with_weights=with_weights)
+    if section.lora_rank:
+        rank, alpha, targets = section.lora_rank, section.lora_alpha, section.lora_targets
+        add_adapters(model, rank=rank, alpha=alpha, targets=targets, seed=seed)
+    return model.to(config.local.device)
+
+
+def _llama(config: RunConfig, *, with_weights: bool) -> Llama:
     model = Llama(llama_config(config.model))
     if config.model.init_from and with_weights:
         load_weights(model, Path(config.model.init_from))
     else:
         initialize(model, config.run.seed)
-    return model.to(config.local.device)
+    return model
+
+
+def _hub_model(config: RunConfig) -> CausalLM:
+    path = Path(config.model.hf)
+    longest = max_tokens(read_hub_config(path))
+    if longest is not None and config.data.seq_len > longest:
+        raise ConfigError(
+            f"data.seq_len = {config.data.seq_len} is above the {longest} tokens that the model of {path} takes"
+        )
+    return open_causal_lm(path, seed=config.run.seed)
 
 
 def llama_config(section: ModelSection) -> LlamaConfig:
-    return LlamaConfig(**section.model_dump(exclude={"init_from"}))
+    return LlamaConfig(**section.model_dump(include=set(LlamaConfig.__slots__)))
 
 
-def build_inner(model: Llama, config: RunConfig) -> InnerStep:
+def build_inner(model: Model, config: RunConfig) -> InnerStep:
     section: InnerSection = config.inner
     return InnerStep(
         model,
@@ -177,21 +216,21 @@ def build_inner(model: Llama, config: RunConfig) -> InnerStep:
     )
 
 
-def lower_precision(model: Llama, tensors: ModelTensors, inner: InnerStep, config: RunConfig) -> None:
-    """Let the model compute in bf16, if the peer wishes so; what is trained and synchronised stays fp32. Once peers have
-    compared what is frozen: that is rounded for good."""
+def lower_precision(model: Model, tensors: ModelTensors, inner: InnerStep, config: RunConfig) -> None:
+    """Let the model compute in bf16, if the peer wishes so; what is trained and synchronised stays fp32. Not before
+    peers have compared what is frozen: that is rounded for good."""
     if config.local.param_dtype == "bf16":
         inner.masters = Masters(model)
         tensors.written = inner.weights_changed
 
 
-def _weights(model: Llama, inner: InnerStep) -> dict[str, torch.Tensor]:
-    """All parameters by name, as precise as they are here."""
-    masters = inner.masters
-    return {name: masters.of(each) if masters else each for name, each in model.named_parameters()}
+def _weights(model: Model, inner: InnerStep) -> dict[str, torch.Tensor]:
+    """All that was trained by name, as precise as it is here."""
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    return {name: inner.masters.of(each) if inner.masters else each for name, each in trained.items()}
 
 
-def _optimizer(model: Llama, section: InnerSection) -> torch.optim.Optimizer:
+def _optimizer(model: Model, section: InnerSection) -> torch.optim.Optimizer:
     lr, betas, eps, weight_decay = section.lr, section.betas, section.eps, section.weight_decay
     if section.optimizer == "muon":
         muon_lr = section.muon_lr
@@ -268,7 +307,9 @@ def batches_of(
 def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambda event: None) -> Documents:
     """The run's text as tokens. Raises ConfigError or DataError; `report` is told of rows that were skipped."""
     data = config.data
-    tokenizer = load_tokenizer(data.tokenizer, config.model.vocab_size)
+    hub = config.model.hf
+    tokens = vocab_size(read_hub_config(Path(hub))) if hub else config.model.vocab_size
+    tokenizer = load_tokenizer(data.tokenizer, tokens)
     if data.shards:
         prepared, _ = open_prepared(
             data.shards,
@@ -302,7 +343,7 @@ def evaluation(
     return evaluate, batch.tokens
 
 
-def _observer(session: Session, model: Llama, held_out: Documents, config: RunConfig) -> Observer:
+def _observer(session: Session, model: Model, held_out: Documents, config: RunConfig) -> Observer:
     evaluate, eval_tokens = evaluation(model, held_out, config)
     return Observer(
         session,

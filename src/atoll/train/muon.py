@@ -136,6 +136,7 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _heads(model: nn.Module) -> list[nn.Module]:
-    said = getattr(model, "get_output_embeddings", lambda: None)()
+    ask: Any = getattr(model, "get_output_embeddings", None)
+    said = ask() if ask is not None else None
     named = [module for name, module in model.named_modules() if name.rpartition(".")[2] in HEADS]
     return [*named, said] if said is not None else named
