@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from atoll.cli.main import run
-from atoll.errors import Refused
 from atoll.events import RoundApplied
 from atoll.plan.grid import Grid
 from atoll.state.tensors import ModelTensors
@@ -92,14 +90,3 @@ def test_a_base_that_moved_is_asked_for(
     assert run(command) == 2
     assert "give --base with where they are" in capsys.readouterr().err
     assert run([*command, "--base", str(moved)]) == 0
-
-
-def test_peers_with_different_bases_are_refused(tmp_path: Path, base: Path) -> None:
-    """The base is frozen: nothing of it travels, so nothing would make it equal."""
-    other = tmp_path / "other"
-    shutil.copytree(base, other)
-    weights = load_file(base / "model.safetensors")
-    weights["model.norm.weight"][0] += 1e-3
-    save_file(weights, other / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Refused, match=r"model\.frozen"):
-        train(tmp_path, settings(base), ("a", "b"), {"b": {"model.init_from": other}})

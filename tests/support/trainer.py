@@ -48,10 +48,8 @@ def train(
     folder: Path,
     more: Mapping[str, object],
     peers: tuple[str, ...] = ("a",),
-    own: Mapping[str, Mapping[str, object]] | None = None,
 ) -> dict[str, list[Event]]:
-    """The events of each peer. `folder` gets `text`, and a folder for each peer. `own` settings are one peer's. Raises
-    what a peer did."""
+    """The events of each peer. `folder` gets `text`, and a folder for each peer. Raises what a peer did."""
     if not (folder / "text").exists():
         write_text(folder / "text")
     events: dict[str, list[Event]] = {peer: [] for peer in peers}
@@ -60,7 +58,7 @@ def train(
     def run(peer: str, address: str) -> None:
         try:
             run_peer(
-                config_of(folder, address, peer, {**more, **(own or {}).get(peer, {})}),
+                config_of(folder, address, peer, more),
                 token=TOKEN,
                 sinks=[lambda _, __, event: events[peer].append(event)],
             )
@@ -79,8 +77,6 @@ def train(
         while not failures and any(thread.is_alive() for thread in threads):
             assert time.monotonic() < until_s, f"no end within {JOIN_S} s"
             threads[0].join(0.05)
-    for thread in threads:  # who still waits for others learns that there is no run any more
-        thread.join(JOIN_S)
     if failures:
         raise failures[0]
     return events

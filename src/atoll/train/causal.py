@@ -15,6 +15,8 @@ import hashlib
 import importlib
 import json
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -159,18 +161,21 @@ def _saved(config: HubConfig, folder: Path) -> CausalLM:
         )
     if (folder / "adapter_config.json").exists():
         raise ConfigError(f"model.hf: {folder} holds adapters; merge them into their model first")
-    kind = _transformers().MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    transformers = _transformers()
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     try:
-        model, said = kind.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=_attention(kind),
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with _quiet(transformers.utils.logging):
+            model, said = kind.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=_attention(kind),
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # told in `said`, by name
+                output_loading_info=True,
+            )
     except Exception as error:
         raise ConfigError(f"model.hf: the weights in {folder} cannot be used: {_line(error)}") from None
     for what, names in (
@@ -232,6 +237,20 @@ def _constants(model: nn.Module) -> dict[str, str]:
 def _opened(model: nn.Module) -> CausalLM:
     model.__class__ = _with_loss(type(model))
     return cast(CausalLM, model)
+
+
+@contextmanager
+def _quiet(logging: Any) -> Generator[None]:
+    """No table and no progress bar of the library's: what is wrong is told in a line of ours."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _attention(kind: Any) -> str:
