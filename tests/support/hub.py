@@ -37,6 +37,8 @@ def write_config(kind: str, folder: Path, **changes: object) -> Path:
     shape: dict[str, object] = dict(_GPT2 if kind == "gpt2" else _SHAPE)
     if kind == "gemma3_text":
         shape["head_dim"] = 8
+    if kind == "mixtral":
+        shape["num_local_experts"] = 4
     path = folder / "config.json"
     path.write_text(json.dumps({"model_type": kind, **shape, **changes}))
     return path

@@ -57,12 +57,16 @@ class CausalLM(nn.Module):
 
     config: Any
 
-    def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token, a scalar; computed in fp32 (or wider, if the weights are)."""
+    def loss(self, input_ids: Tensor, targets: Tensor, *, z_loss: float = 0.0) -> Tensor:
+        """Mean cross-entropy in nats per token, a scalar; computed in fp32 (or wider, if the weights are).
+
+        Plus `z_loss` times the mean squared logarithm of the softmax's sum.
+        """
         logits = self(input_ids=input_ids, use_cache=False).logits.flatten(0, 1)
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
-        return F.cross_entropy(logits, targets.flatten())
+        loss = F.cross_entropy(logits, targets.flatten())
+        return loss + z_loss * logits.logsumexp(-1).square().mean() if z_loss else loss
 
 
 @cache
