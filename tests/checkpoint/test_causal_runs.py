@@ -31,7 +31,7 @@ def exported(tmp_path: Path, *more: str) -> Path:
     return out
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "mixtral"])
+@pytest.mark.parametrize("kind", [*KINDS, "mixtral", "gpt_neox"])
 def test_it_is_trained_and_exported_with_equal_logits(tmp_path: Path, kind: str) -> None:
     config = write_config(kind, tmp_path)
     events = train(tmp_path, {"model.hf": config, "inner.optimizer": "muon"}, ("a", "b"))
