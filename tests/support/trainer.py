@@ -48,8 +48,10 @@ def train(
     folder: Path,
     more: Mapping[str, object],
     peers: tuple[str, ...] = ("a",),
+    own: Mapping[str, Mapping[str, object]] | None = None,
 ) -> dict[str, list[Event]]:
-    """The events of each peer. `folder` gets `text`, and a folder for each peer. Raises what a peer did."""
+    """The events of each peer. `folder` gets `text`, and a folder for each peer. What is a peer's `own` is
+    set for it alone. Raises what a peer did."""
     if not (folder / "text").exists():
         write_text(folder / "text")
     events: dict[str, list[Event]] = {peer: [] for peer in peers}
@@ -58,7 +60,7 @@ def train(
     def run(peer: str, address: str) -> None:
         try:
             run_peer(
-                config_of(folder, address, peer, more),
+                config_of(folder, address, peer, {**more, **(own or {}).get(peer, {})}),
                 token=TOKEN,
                 sinks=[lambda _, __, event: events[peer].append(event)],
             )
