@@ -49,17 +49,10 @@ from atoll.diloco.joining import open_session
 from atoll.network.addresses import engine_address
 from atoll.state.tensors import ModelTensors
 from atoll.train.batches import Batch
-from atoll.train.build import (
-    batches_of,
-    build_inner,
-    build_model,
-    cut_slots,
-    load_corpus,
-    lr_schedule,
-    outer_schedule,
-)
+from atoll.train.build import batches_of, cut_slots, load_corpus, outer_schedule
 from atoll.train.leases_here import OwnSlots
 from atoll.train.loop import train
+from atoll.train.models import build_inner, build_model, lr_schedule
 from atoll.train.observer import Observer
 
 TARGET = 1.02

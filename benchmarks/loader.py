@@ -24,7 +24,8 @@ from atoll.data.preparing import identity_of, prepare
 from atoll.data.reader import Reader
 from atoll.data.sources import expand_sources
 from atoll.data.tokenizer import ByteTokenizer
-from atoll.train.build import build_inner, build_model, cut_slots
+from atoll.train.build import cut_slots
+from atoll.train.models import build_inner, build_model
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ THREAD_OWNERS = {
     "state/snapshot.py",
 }
 CONFIG_READERS = {"cli", "config"}
-CONFIG_READER_FILES = {"train/build.py", "train/simulated.py", "train/sizes.py"}
+CONFIG_READER_FILES = {"train/build.py", "train/models.py", "train/simulated.py", "train/sizes.py"}
 
 
 def modules() -> list[tuple[str, str, ast.AST]]:

@@ -10,8 +10,8 @@ import torch
 
 from atoll.cli.main import run
 from atoll.config.load import load
-from atoll.train.build import build_model
 from atoll.train.llama import Llama
+from atoll.train.models import build_model
 from atoll.train.pretrained import load_weights, read_llama_config
 from support.places import rewrite_manifest, save, small_llama
 

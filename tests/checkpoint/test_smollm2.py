@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from atoll.cli.main import run
 from atoll.config.load import load
-from atoll.train.build import build_model
+from atoll.train.models import build_model
 from support.places import save
 from support.smollm2 import fetch
 

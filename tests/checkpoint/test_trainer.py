@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from atoll.cli.train import train
 from atoll.config.load import load
@@ -32,7 +35,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(folder: Path, text: Path, address: str, scope: str) -> RunConfig:
+def config_of(
+    folder: Path, text: Path, address: str, scope: str, more: Mapping[str, object] | None = None
+) -> RunConfig:
     settings = {
         "run.name": "run",
         "run.steps": ROUNDS * INNER_STEPS,
@@ -55,12 +60,19 @@ def config_of(folder: Path, text: Path, address: str, scope: str) -> RunConfig:
         "local.out": folder,
         "local.threads": 1,
         "local.log_every": 1,
+        **(more or {}),
     }
     return load(None, [f"{key}={value}" for key, value in settings.items()], {})
 
 
 def run(
-    folder: Path, text: Path, *, stop_at: int | None = None, fresh: bool = False, scope: str = "shared"
+    folder: Path,
+    text: Path,
+    *,
+    stop_at: int | None = None,
+    fresh: bool = False,
+    scope: str = "shared",
+    more: Mapping[str, object] | None = None,
 ) -> list[Event]:
     """The events of one peer's part; it is stopped after the step `stop_at`."""
     seen: list[Seen] = []
@@ -74,7 +86,7 @@ def run(
         folder / "journal", run_settings=None, save_rounds=SAVED_AT, timeouts=QUICK
     ) as coordinator:
         try:
-            config = config_of(folder, text, coordinator.address, scope)
+            config = config_of(folder, text, coordinator.address, scope, more)
             run_peer(config, token=TOKEN, sinks=[sink], fresh=fresh)
         except StoppedError:
             assert stop_at is not None
@@ -89,11 +101,22 @@ def losses(events: list[Event]) -> dict[int, float]:
     return {event.step: event.loss for event in events if isinstance(event, TrainingStep)}
 
 
-@pytest.mark.parametrize("scope", ["shared", "own"])
-def test_a_trainer_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, text: Path, scope: str) -> None:
-    whole = run(tmp_path / "whole", text, scope=scope)
-    stopped = run(tmp_path / "stopped", text, stop_at=SAVED_AT * INNER_STEPS + 2, scope=scope)
-    resumed = run(tmp_path / "stopped", text, scope=scope)
+@pytest.mark.parametrize(
+    ("scope", "more"),
+    [
+        ("shared", {}),
+        ("own", {}),
+        ("shared", {"inner.optimizer": "muon"}),
+        ("shared", {"local.param_dtype": "bf16"}),
+    ],
+    ids=["shared", "own", "muon", "bf16"],
+)
+def test_a_trainer_that_was_stopped_goes_on_to_the_same_bits(
+    tmp_path: Path, text: Path, scope: str, more: Mapping[str, object]
+) -> None:
+    whole = run(tmp_path / "whole", text, scope=scope, more=more)
+    stopped = run(tmp_path / "stopped", text, stop_at=SAVED_AT * INNER_STEPS + 2, scope=scope, more=more)
+    resumed = run(tmp_path / "stopped", text, scope=scope, more=more)
     assert digests(stopped) == {v: d for v, d in digests(whole).items() if v <= SAVED_AT}
     assert digests(resumed) == {v: d for v, d in digests(whole).items() if v > SAVED_AT}
     assert losses(resumed) == {s: loss for s, loss in losses(whole).items() if s > SAVED_AT * INNER_STEPS}
@@ -101,6 +124,8 @@ def test_a_trainer_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, tex
     assert (told.version, told.own_part, told.remarks) == (SAVED_AT, True, ())
     (counted,) = [event for event in whole if isinstance(event, CheckpointsCounted)]
     assert (counted.saved, counted.newest) == (2, ROUNDS), "what was named, and the last version"
+    final = load_file(tmp_path / "whole" / "run" / "model.safetensors")
+    assert {each.dtype for each in final.values()} == {torch.float32}, "masters, where there are such"
 
 
 def test_fresh_refuses_to_overwrite_without_force(

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from atoll.config.load import load
 from atoll.events import read_events
-from atoll.train.build import build_model
+from atoll.train.models import build_model
 from support.swarm import environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

@@ -15,9 +15,9 @@ from torch import nn
 from atoll.config.load import load
 from atoll.errors import ConfigError
 from atoll.train.activations import blocks, checkpoint_activations
-from atoll.train.build import build_model
 from atoll.train.init import initialize
 from atoll.train.llama import Llama, LlamaConfig
+from atoll.train.models import build_model
 from support.alive import Alive
 
 Mode = Literal["none", "selective", "full"]

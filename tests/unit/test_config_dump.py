@@ -54,7 +54,7 @@ def test_every_key_of_the_run_is_compared_but_where_the_text_lies() -> None:
     compared = {".".join(name.split(".")[:2]) for name in flatten(mixed)}
     sections = ("run", "model", "data", "inner", "outer")
     expected = {name for name in dotted_names() if name.split(".")[0] in sections}
-    own = {"data.sources", "data.shards", "data.cache", "model.init_from"}
+    own = {"data.sources", "data.shards", "data.cache", "model.init_from", "model.hf"}
     assert compared == expected - own - {"model.size"}  # which names keys that are compared
 
 

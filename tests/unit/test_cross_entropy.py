@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from atoll.config.load import load
-from atoll.train.build import build_inner, build_model
 from atoll.train.cross_entropy import token_loss
 from atoll.train.evaluate import validation_loss
 from atoll.train.init import initialize
 from atoll.train.llama import Llama, LlamaConfig
+from atoll.train.models import build_inner, build_model
 from support.alive import Alive
 
 VOCAB, WIDTH, BATCH, LENGTH = 300, 16, 3, 20

@@ -20,11 +20,11 @@ from atoll.errors import ConfigError
 from atoll.state.inner_state import InnerState
 from atoll.state.tensors import ModelTensors
 from atoll.train.adamw import make_adamw
-from atoll.train.build import build_inner, build_model
 from atoll.train.evaluate import validation_loss
 from atoll.train.init import initialize
 from atoll.train.inner import InnerStep
 from atoll.train.llama import Llama, LlamaConfig
+from atoll.train.models import build_inner, build_model
 from atoll.train.ranks import ALONE, Ranks
 from atoll.train.sample import sample_tokens
 from atoll.train.sharding import Sharding, gathered, layers_of, shard

@@ -15,8 +15,8 @@ from atoll.config.schema import ModelSection
 from atoll.config.shared import flatten, nested
 from atoll.config.sizes import SIZES, ModelSize
 from atoll.errors import ConfigError
-from atoll.train.build import llama_config
 from atoll.train.llama import Llama
+from atoll.train.models import llama_config
 
 # Those of published models are what the safetensors of their releases hold.
 PARAMETERS = {

@@ -24,15 +24,35 @@ DESCRIPTION: Final = "model.json"
 _MAX_BYTES = 64 << 20
 
 
+class Adapted(msgspec.Struct, frozen=True):
+    """A layer with an adapter: SHA-256 of its frozen weight in fp32, and whether that is [in, out]."""
+
+    digest: str
+    transposed: bool = False
+
+
+class Adapters(msgspec.Struct, frozen=True):
+    """Low-rank adapters, trained over the frozen weights in the folder `base`: each of `layers` computes with
+    W + scale lora_b lora_a."""
+
+    base: str
+    scale: float
+    layers: dict[str, Adapted]
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """`parameters` in the order in which they lie in the vector. `config` is the model's config.json for
-    `transformers`, empty for a user's own model; `tokenizer` what `data.tokenizer` said."""
+    `transformers`, empty for a user's own model; `tokenizer` what `data.tokenizer` said. `names` says what parameters
+    are called elsewhere, where that is different (a tied weight has two names). With `adapters` the parameters are
+    those of adapters alone."""
 
     format: int = FORMAT
     run: str
     parameters: tuple[ParameterInfo, ...]
     config: dict[str, Any] = {}
     tokenizer: str = ""
+    names: dict[str, str] = {}
+    adapters: Adapters | None = None
 
     @property
     def layout(self) -> Layout:

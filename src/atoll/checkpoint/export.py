@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from atoll.checkpoint.choosing import Chosen
 from atoll.checkpoint.description import Description
+from atoll.checkpoint.merging import merged
 from atoll.errors import ConfigError, LocalError
 from atoll.state.manifest import MANIFEST, digest_of, rows_of
 
@@ -24,11 +25,18 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def export(
-    chosen: Chosen, out: Path, *, dtype: DType = "float32", tokenizer: str = "", force: bool = False
+    chosen: Chosen,
+    out: Path,
+    *,
+    dtype: DType = "float32",
+    tokenizer: str = "",
+    base: str = "",
+    force: bool = False,
 ) -> int:
     """Write the anchor of a checkpoint to the folder `out`, whole or not at all; returns the bytes of the weights.
 
-    `tokenizer` takes the place of what the run used. Reads the whole anchor into memory and compares it with its
+    `tokenizer` takes the place of what the run used, and `base` that of the folder whose weights adapters were trained
+    over: these are merged. Reads the whole anchor into memory and compares it with its
     digest. Raises LocalError, and ConfigError if the model has no config or the tokenizer is not here.
     """
     said = chosen.description()
@@ -39,7 +47,11 @@ def export(
         )
     if out.exists() and not force:
         raise ConfigError(f"{out} exists; choose another --out, or add --force to replace it")
-    tensors = _tensors(chosen, said, getattr(torch, dtype))
+    if said.adapters is None:
+        tensors = _tensors(chosen, said, getattr(torch, dtype))
+    else:
+        trained = _tensors(chosen, said, torch.float32)
+        tensors = merged(said.adapters, trained, Path(base or said.adapters.base), getattr(torch, dtype))
     config = {**said.config, "torch_dtype": dtype}
     draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -74,10 +86,13 @@ def _tensors(chosen: Chosen, said: Description, dtype: torch.dtype) -> dict[str,
         raise LocalError(f"the anchor in {chosen.folder} is not finite; export another version")
     whole = torch.from_numpy(anchor)
     tensors = {
-        each.name: whole[range_.start : range_.stop].view(each.shape).to(dtype).clone()
+        said.names.get(each.name, each.name): whole[range_.start : range_.stop]
+        .view(each.shape)
+        .to(dtype)
+        .clone()
         for each, range_ in zip(said.parameters, said.layout.ranges, strict=True)
     }
-    if said.config.get("tie_word_embeddings") and _EMBEDDING not in tensors:
+    if said.config.get("tie_word_embeddings") and _EMBEDDING not in tensors and _HEAD in tensors:
         tensors[_EMBEDDING] = tensors.pop(_HEAD)  # a tied weight goes by its first name here
     return tensors
 

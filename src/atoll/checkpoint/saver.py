@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from atoll import log
+from atoll.checkpoint.description import Adapters
 from atoll.checkpoint.writer.orders import Answer, Failed, Save, Saved, Uploaded
 from atoll.checkpoint.writer.process import LostError, WriterProcess
 from atoll.errors import LocalError
@@ -36,8 +37,8 @@ _log = log.get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Where a peer's checkpoints go and which are kept. `remote` is an object store's address, "" for none. `config`
-    and `tokenizer` describe the model to who reads them later (`checkpoint.description`)."""
+    """Where a peer's checkpoints go and which are kept. `remote` is an object store's address, "" for none. The rest
+    describes the model to who reads them later (`checkpoint.description`)."""
 
     path: Path
     keep_last: int = 3
@@ -45,6 +46,8 @@ class Keeping:
     remote: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    adapters: Adapters | None = None
 
 
 class Staging(Protocol):

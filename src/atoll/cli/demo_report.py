@@ -90,8 +90,8 @@ def sample(model: Path, section: ModelSection) -> str:
     import torch
     from safetensors.torch import load_file
 
-    from atoll.train.build import llama_config
     from atoll.train.llama import Llama
+    from atoll.train.models import llama_config
     from atoll.train.sample import sample_text
 
     torch.set_num_threads(1)  # for a model this small, threads wait for each other more than they work

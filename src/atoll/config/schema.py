@@ -39,8 +39,12 @@ class RunSection(Section):
     ] = 0.0
 
 
+_OF_ANY_MODEL = ("hf", "lora_rank", "lora_alpha", "lora_targets")
+
+
 class ModelSection(Section):
-    """A Llama: RMSNorm, RoPE, grouped-query attention, SwiGLU. Names are those of HF LlamaForCausalLM."""
+    """A Llama: RMSNorm, RoPE, grouped-query attention, SwiGLU. Names are those of HF LlamaForCausalLM. Or, with `hf`, a
+    model of `transformers`."""
 
     size: Annotated[
         ModelSize,
@@ -66,6 +70,43 @@ class ModelSection(Section):
             description="folder with the start weights, as `atoll checkpoints import` writes it; empty: by seed"
         ),
     ] = ""
+    hf: Annotated[
+        str,
+        Field(
+            description="in place of the Llama, a causal LM of `transformers`: a folder with weights, or a config.json "
+            "(extra [hf])"
+        ),
+    ] = ""
+    lora_rank: Annotated[
+        int, Field(ge=0, description="train adapters of this rank over frozen start weights; 0: train all")
+    ] = 0
+    lora_alpha: Annotated[float, Field(gt=0, description="adapters are scaled by lora_alpha / lora_rank")] = (
+        16.0
+    )
+    lora_targets: Annotated[
+        tuple[str, ...], Field(min_length=1, description="last names of the linear layers that are adapted")
+    ] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    @model_validator(mode="after")
+    def _shape_is_of_one_model(self) -> ModelSection:
+        if not self.hf:
+            return self
+        for name, field in type(self).model_fields.items():
+            if name not in _OF_ANY_MODEL and getattr(self, name) != field.default:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r} is of the built-in Llama, and hf is another model: "
+                    "leave out one of them"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_a_base(self) -> ModelSection:
+        if self.lora_rank and not self.init_from and (not self.hf or self.hf.endswith(".json")):
+            raise ValueError(
+                f"lora_rank = {self.lora_rank} trains adapters over weights that stay as they are: give init_from, or "
+                "hf with a folder that has weights"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -126,9 +167,16 @@ class DataSection(Section):
 
 
 class InnerSection(Section):
-    """AdamW, by each peer for itself."""
+    """The inner optimizer, by each peer for itself."""
 
-    lr: Annotated[float, Field(gt=0)] = 3e-3
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        Field(description="muon: for hidden matrices, with AdamW for embeddings, output head and vectors"),
+    ] = "adamw"
+    lr: Annotated[float, Field(gt=0, description="AdamW's peak rate")] = 3e-3
+    muon_lr: Annotated[
+        float, Field(gt=0, description="Muon's peak rate; the schedule is the same for both")
+    ] = 0.02
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0, description="not on norms and embeddings")] = 0.1
@@ -150,7 +198,7 @@ class InnerSection(Section):
     ] = 20
     joiner: Annotated[
         Literal["fresh", "donor"],
-        Field(description="a peer that joins late begins with fresh AdamW moments, or with a member's"),
+        Field(description="a peer that joins late begins with fresh optimizer moments, or with a member's"),
     ] = "fresh"
     decay_fraction: Annotated[
         float, Field(ge=0, le=1, description="wsd: the share of the steps that decays")
@@ -383,11 +431,11 @@ class LocalSection(Section):
         ),
     ] = 2
     autocast: Annotated[bool, Field(description="bf16 autocast where the device has it")] = False
-    compile: Annotated[bool, Field(description="torch.compile the model")] = False
     param_dtype: Annotated[
         Literal["fp32", "bf16"],
         Field(description="what the device computes with; bf16 has fp32 masters for optimizer and peers"),
     ] = "fp32"
+    compile: Annotated[bool, Field(description="torch.compile the model")] = False
     reshard_after_forward: Annotated[
         bool,
         Field(description="several ranks: gather a layer's weights twice a step, to keep less in memory"),
@@ -437,7 +485,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
-        if self.data.seq_len > self.model.max_seq_len:
+        if not self.model.hf and self.data.seq_len > self.model.max_seq_len:
             raise ValueError(
                 f"data.seq_len = {self.data.seq_len} is above model.max_seq_len = {self.model.max_seq_len}"
             )

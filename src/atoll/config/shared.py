@@ -17,9 +17,9 @@ Scalar = str | int | float | bool | None
 COMPARED = ("run", "model", "data", "inner", "outer")
 # A name for other keys, which are compared: who writes a shape out and who names it run the same model.
 _NAMES = {"model.size"}
-# Where a peer keeps its copy of the text or of the start weights is its own affair; that they are the same is compared
-# by content.
-_OWN = {"data.sources", "data.shards", "data.cache", "model.init_from"}
+# Where a peer keeps its copy of the text, of the model or of the start weights is its own affair; that they are equal
+# is compared by content.
+_OWN = {"data.sources", "data.shards", "data.cache", "model.init_from", "model.hf"}
 OWN_KEYS = frozenset(
     {*_OWN, "net.max_up", "net.max_down", "net.congestion", "checkpoint.path", "checkpoint.staging"}
 )

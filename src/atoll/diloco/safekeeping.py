@@ -213,6 +213,8 @@ class Safekeeping:
             parameters=layout.parameters,
             config=dict(keeping.config),
             tokenizer=keeping.tokenizer,
+            names=dict(keeping.names),
+            adapters=keeping.adapters,
         )
         try:
             write_description(keeping.path, said)

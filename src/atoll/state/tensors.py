@@ -69,6 +69,8 @@ class ModelTensors:
         """What this rank owns of the layout's one vector, ascending, no two adjacent."""
         self.numel = sum(range_.stop - range_.start for range_ in self.ranges)
         """Elements of the own vector."""
+        self.written: Callable[[], None] = lambda: None
+        """Called after each `write`, by which time what follows from the weights may be made anew."""
         self._staging: dict[torch.device, Staging] = {}
         if self.layout.numel == 0:
             raise ConfigError("the model has no trainable element: nothing could be synchronised")
@@ -98,6 +100,7 @@ class ModelTensors:
             for part in self._parts if self.num_ranks > 1 else ():
                 if not part.sharded:
                     self._pass_around(part)
+        self.written()
 
     def subtract_from(self, anchor: Floats, out: Floats) -> None:
         """out = anchor - local weights: the pseudo-gradient, all of it of the own vector.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -9,13 +11,21 @@ FUSED_DEVICES = ("cpu", "cuda", "mps")
 
 
 def make_adamw(
-    model: nn.Module, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    model: nn.Module,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    apart: Sequence[nn.Parameter] = (),
 ) -> torch.optim.AdamW:
     """AdamW over the trainable parameters of `model`; fused where torch has it for all their devices.
 
-    A parameter without a gradient is left alone: no step, and no decay either.
+    Those `apart` are left to another optimizer. A parameter without a gradient is left alone: no step, and no decay
+    either.
     """
-    decayed, plain = decay_groups(model)
+    others = {id(parameter) for parameter in apart}
+    decayed, plain = ([each for each in group if id(each) not in others] for group in decay_groups(model))
     devices = {parameter.device.type for parameter in (*decayed, *plain)}
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     fused = devices.issubset(FUSED_DEVICES)

@@ -1,20 +1,19 @@
-"""The only file that knows every class: from a RunConfig to a peer that trains."""
+"""The only file that knows every class (with `train.models`): from a RunConfig to a peer that trains."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from atoll.checkpoint.remote import RemotePlace
 from atoll.checkpoint.saver import Keeping
 from atoll.clock import MonotonicClock
 from atoll.config.rates import parse_rate
-from atoll.config.schema import InnerSection, ModelSection, OuterSection, RunConfig
+from atoll.config.schema import OuterSection, RunConfig
 from atoll.config.shared import flatten, settings_digest
 from atoll.data.corpus import Documents, read_corpus
 from atoll.data.opening import open_prepared, shard_cache
@@ -26,29 +25,22 @@ from atoll.diloco.exchange import Shelf
 from atoll.diloco.joining import default_peer_name, open_session, tensors_of
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
-from atoll.errors import ConfigError
 from atoll.events import Event, RowsSkipped, Sink, StartWeightsMissed
 from atoll.mesh.crew import Crew
 from atoll.mesh.elastic import ElasticDeviceMesh
 from atoll.network.addresses import engine_address
 from atoll.network.line import Line
-from atoll.train.activations import checkpoint_activations
-from atoll.train.adamw import make_adamw
 from atoll.train.batches import Batches, Leaser
+from atoll.train.causal import config_digest, read_hub_config, vocab_size
 from atoll.train.evaluate import EVAL_MICRO_BATCH, validation_loss
-from atoll.train.init import initialize
-from atoll.train.inner import InnerStep
 from atoll.train.leases_here import OwnSlots
-from atoll.train.llama import Llama, LlamaConfig
 from atoll.train.loop import train
-from atoll.train.lr_schedule import LRSchedule
 from atoll.train.model import LanguageModel
+from atoll.train.models import Model, build_inner, build_model, lower_precision, told_of, weights_of
 from atoll.train.observer import Observer
-from atoll.train.pretrained import load_weights
 from atoll.train.rank_batches import RankBatches
 from atoll.train.ranks import ALONE, Ranks
 from atoll.train.room import check_room
-from atoll.train.sharding import Sharding, gathered, shard
 from atoll.train.sizes import peer_sizes
 
 Evaluation = tuple[Callable[[], float], int]
@@ -76,18 +68,23 @@ def run_peer(
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
     crew, mesh = crew or Crew.alone(), mesh or ElasticDeviceMesh()
-    sizes = peer_sizes(config, num_ranks=crew.num_ranks)
-    if crew.is_lead:  # all ranks of a peer are on one machine
+    if crew.is_lead and not (
+        config.model.hf or config.model.lora_rank
+    ):  # of which sizes are not known before
+        sizes = peer_sizes(config, num_ranks=crew.num_ranks)
         check_room(sizes, staging=Path(config.checkpoint.staging), fallback=run_folder(config))
     skipped: list[RowsSkipped] = []
     corpus = load_corpus(config, skipped.append)
     train_part, held_out = corpus.split(config.data.val_fraction)
     start = config.model.init_from
-    missed = start if joins and start and not Path(start).exists() else ""
+    travels = not config.model.lora_rank  # else what was started from is frozen, and no peer sends it
+    missed = start if joins and start and travels and not Path(start).exists() else ""
     several = crew.num_ranks > 1
     model = build_model(config, with_weights=not missed, mesh=mesh.local if several else None)
     ranks = Ranks.of(mesh.local) if several else ALONE
     settings = flatten(config)
+    if config.model.hf:
+        settings["model.hf_digest"] = config_digest(read_hub_config(Path(config.model.hf)))
     if config.data.scope == "shared":
         settings["data.digest"] = corpus.digest()
     local = config.local
@@ -106,7 +103,7 @@ def run_peer(
             settings_digest=settings_digest(settings),
             sinks=sinks,
             shelf=Shelf(fallback=run_folder(config), ram=Path(config.checkpoint.staging)),
-            keeping=keeping(config),
+            keeping=keeping(config, model),
             fresh=fresh,
             crew=crew,
             mesh=mesh,
@@ -136,6 +133,7 @@ def run_peer(
             inner=inner.optimizer,
             data=batches,
         )
+        lower_precision(model, tensors, inner, config)
         if own is not None:
             assert batches is not None
             session.hold("data", own)
@@ -152,7 +150,7 @@ def run_peer(
         if not outer.finished():  # in the middle of a round the weights are this peer's own: nothing to save
             return session.asked_to_leave
         path = run_folder(config) / "model.safetensors" if local.save_model else None
-        observer.finished(lambda: gathered(model.named_parameters()), path)
+        observer.finished(weights_of(model, inner), path)
         return outer.ended or f"all {config.run.steps} steps are committed"
 
 
@@ -161,101 +159,15 @@ def run_folder(config: RunConfig) -> Path:
     return Path(config.local.out) / config.run.name
 
 
-def keeping(config: RunConfig) -> Keeping:
-    """Where this peer's checkpoints are, and how many."""
+def keeping(config: RunConfig, model: Model | None = None) -> Keeping:
+    """Where this peer's checkpoints are, and how many; with what tells of `model`, if it is there."""
     section = config.checkpoint
     remote = f"{section.remote.rstrip('/')}/{config.run.name}" if section.remote else ""
     if remote:
         RemotePlace.at(remote)  # an address that is none, or a missing extra, is told now
     path = Path(section.path) if section.path else run_folder(config) / "checkpoints"
-    return Keeping(
-        path,
-        section.keep_last,
-        section.keep_every,
-        remote,
-        config=llama_config(config.model).hf_config(),
-        tokenizer=config.data.tokenizer,
-    )
-
-
-def build_model(config: RunConfig, *, with_weights: bool = True, mesh: DeviceMesh | None = None) -> Llama:
-    """The run's model with the run's start weights, on this peer's device. Without them it has any.
-
-    With several ranks in `mesh` each has its rows only, from the beginning. Collective then. Raises ConfigError.
-    """
-    _prepare_torch(config)
-    local, several = config.local, mesh is not None and mesh.size() > 1
-    model = Llama.on_meta(llama_config(config.model), loss_chunk_tokens=local.loss_chunk_tokens)
-    checkpoint_activations(model, local.activation_checkpointing, local.checkpoint_every)
-    rests = local.device
-    if mesh is not None and several:
-        check_ranks(config, mesh.size())
-        how = sharding(config)
-        shard(model, mesh, how)
-        rests = "cpu" if how.cpu_offload else local.device
-    model.materialize(rests)
-    for buffer in model.buffers():
-        buffer.data = buffer.data.to(local.device)
-    if config.model.init_from and with_weights:
-        load_weights(model, Path(config.model.init_from))
-    else:
-        initialize(model, config.run.seed)
-    return model
-
-
-def check_ranks(config: RunConfig, num_ranks: int) -> None:
-    """Raises ConfigError if a peer's batch cannot be shared among so many ranks."""
-    if config.inner.batch_size % num_ranks:
-        raise ConfigError(
-            f"inner.batch_size = {config.inner.batch_size} is not a multiple of this peer's {num_ranks} ranks, which "
-            "share it; start as many ranks as divide it, or set another one for the run"
-        )
-
-
-def sharding(config: RunConfig) -> Sharding:
-    """How several ranks of this peer hold the model."""
-    local = config.local
-    return Sharding(
-        reshard_after_forward=local.reshard_after_forward,
-        cpu_offload=local.cpu_offload,
-        param_dtype=torch.bfloat16 if local.param_dtype == "bf16" else None,
-    )
-
-
-def llama_config(section: ModelSection) -> LlamaConfig:
-    return LlamaConfig(**section.model_dump(exclude={"size", "init_from"}))
-
-
-def build_inner(model: Llama, config: RunConfig, ranks: Ranks = ALONE) -> InnerStep:
-    """Raises ConfigError if the ranks cannot share the batch."""
-    check_ranks(config, ranks.count)
-    section: InnerSection = config.inner
-    optimizer = make_adamw(
-        model, lr=section.lr, betas=section.betas, eps=section.eps, weight_decay=section.weight_decay
-    )
-    return InnerStep(
-        model,
-        optimizer,
-        lr_schedule(section, config.run.steps),
-        clip_norm=section.clip_norm,
-        micro_batch=config.local.micro_batch,
-        device=config.local.device,
-        autocast=config.local.autocast,
-        compile=config.local.compile,
-        ranks=ranks,
-        loss=partial(model.loss, z_loss=section.z_loss) if section.z_loss else None,
-    )
-
-
-def lr_schedule(section: InnerSection, total_steps: int) -> LRSchedule:
-    return LRSchedule(
-        kind=section.schedule,
-        peak_lr=section.lr,
-        total_steps=total_steps,
-        warmup_steps=section.warmup_steps,
-        decay_fraction=section.decay_fraction,
-        min_lr_ratio=section.min_lr_ratio,
-    )
+    keeping = Keeping(path, section.keep_last, section.keep_every, remote, tokenizer=config.data.tokenizer)
+    return replace(keeping, **told_of(model, config)) if model is not None else keeping
 
 
 def outer_schedule(section: OuterSection, total_steps: int) -> OuterSchedule:
@@ -264,16 +176,6 @@ def outer_schedule(section: OuterSection, total_steps: int) -> OuterSchedule:
         return OuterSchedule.constant(stages, section.lr, section.momentum, section.nesterov, total_steps)
     rows = [(stage.until, stage.inner_steps, stage.lr, stage.momentum) for stage in stages]
     return OuterSchedule.of(rows, section.lr, section.momentum, section.nesterov, total_steps)
-
-
-def _prepare_torch(config: RunConfig) -> None:
-    if config.local.threads:
-        torch.set_num_threads(config.local.threads)
-    try:
-        torch.empty(0, device=config.local.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"local.device = {config.local.device!r} can not be used here: {reason}") from None
 
 
 def cut_slots(corpus: Documents, config: RunConfig) -> Slots:
@@ -318,7 +220,9 @@ def batches_of(
 def load_corpus(config: RunConfig, report: Callable[[RowsSkipped], None] = lambda event: None) -> Documents:
     """The run's text as tokens. Raises ConfigError or DataError; `report` is told of rows that were skipped."""
     data = config.data
-    tokenizer = load_tokenizer(data.tokenizer, config.model.vocab_size)
+    hub = config.model.hf
+    tokens = vocab_size(read_hub_config(Path(hub))) if hub else config.model.vocab_size
+    tokenizer = load_tokenizer(data.tokenizer, tokens)
     if data.shards:
         prepared, _ = open_prepared(
             data.shards,

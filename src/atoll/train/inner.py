@@ -20,6 +20,7 @@ from torch import Tensor
 from atoll.errors import LocalError
 from atoll.train.autocast import autocast_context
 from atoll.train.gradients import Gradients
+from atoll.train.masters import Masters
 from atoll.train.model import LanguageModel
 from atoll.train.ranks import ALONE, Ranks
 
@@ -76,6 +77,7 @@ class InnerStep:
         self.optimizer = optimizer
         self.attempted_steps = 0
         self.skipped_steps = 0
+        self.masters: Masters | None = None
         self._rewarms_until = self._rewarm_steps = 0
         self._schedule = schedule
         self._clip_norm = clip_norm if clip_norm > 0 else math.inf
@@ -109,6 +111,7 @@ class InnerStep:
             self._gradients.clip(self._clip_norm, grad_norm)
         if finite:
             self.optimizer.step()
+            self.weights_changed()
         self.optimizer.zero_grad()
 
         self.attempted_steps += 1
@@ -138,6 +141,11 @@ class InnerStep:
         self._rewarms_until = state_dict["rewarms_until"]
         self._rewarm_steps = state_dict["rewarm_steps"]
 
+    def weights_changed(self) -> None:
+        """Bring the bf16 copies up to date, if the model has such. Called here, and after an outer step."""
+        if self.masters is not None:
+            self.masters.publish()
+
     def rewarm(self, steps: int) -> None:
         """The optimizer knows nothing yet of a model that is trained already: the learning rate rises over so many
         steps to the run's own."""
@@ -161,6 +169,8 @@ class InnerStep:
         if share != 1.0:
             loss = loss * share
         loss.backward()
+        if self.masters is not None:
+            self.masters.collect()
         return loss.detach()
 
 

@@ -92,9 +92,9 @@ def rope_tables(head_dim: int, length: int, theta: float) -> tuple[Tensor, Tenso
 
 
 def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Turn channel pairs `(i, i + C/2)` of `x` [..., T, C] by their position's angle."""
+    """Turn channel pairs `(i, i + C/2)` of `x` [..., T, C] by their position's angle, in fp32 or wider."""
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((second, first), dim=-1) * signed_sin
+    return (x * cos + torch.cat((second, first), dim=-1) * signed_sin).to(x.dtype)
 
 
 class RMSNorm(nn.Module):

@@ -16,16 +16,10 @@ from atoll.diloco.simulation import SimulatedRun, simulate
 from atoll.diloco.work import Work
 from atoll.state.tensors import ModelTensors
 from atoll.train.batches import Batches
-from atoll.train.build import (
-    batches_of,
-    build_inner,
-    build_model,
-    cut_slots,
-    evaluation,
-    outer_schedule,
-)
+from atoll.train.build import batches_of, cut_slots, evaluation, outer_schedule
 from atoll.train.inner import InnerStep
 from atoll.train.leases_here import LeasesHere
+from atoll.train.models import build_inner, build_model, lower_precision
 
 
 @dataclass
@@ -65,9 +59,12 @@ def simulate_run(
     peers: dict[str, TrainedPeer] = {}
     for name in (f"{index:06}" for index in range(num_peers)):
         model = build_model(config)
+        tensors = ModelTensors(model.named_parameters(remove_duplicate=False))
+        inner = build_inner(model, config)
+        lower_precision(model, tensors, inner, config)
         peers[name] = TrainedPeer(
-            tensors=ModelTensors(model.named_parameters(remove_duplicate=False)),
-            inner=build_inner(model, config),
+            tensors=tensors,
+            inner=inner,
             batches=batches_of(slots, config, name, leases.of(name)),
         )
     leases.begin(_wishes(peers, schedule, 0))

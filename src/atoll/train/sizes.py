@@ -95,7 +95,7 @@ def peer_sizes(
     """A peer of `num_ranks` in a run of `members` (default: as many as the run begins with), by what is known of the
     links between them. Raises ValueError if the model has no rows for so many ranks."""
     section = config.model
-    llama = LlamaConfig(**section.model_dump(exclude={"init_from"}))
+    llama = LlamaConfig(**section.model_dump(include=set(LlamaConfig.__slots__)))
     layout, codec = model_layout(llama), config.outer.codec
     grids = [rank_grid(layout, rank, num_ranks) for rank in range(num_ranks)]
     if not all(grid.numel for grid in grids):

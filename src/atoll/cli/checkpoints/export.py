@@ -26,12 +26,19 @@ def export(
     tokenizer: Annotated[
         str, Parameter(help="A tokenizer.json in place of the run's.", show_default=False)
     ] = "",
+    base: Annotated[
+        str,
+        Parameter(
+            help="Of adapters: the folder whose weights they were trained over, if it is elsewhere here.",
+            show_default=False,
+        ),
+    ] = "",
     force: Annotated[bool, Parameter(help="Replace a folder that is there.", negative="")] = False,
 ) -> int:
     """Write the weights of a checkpoint as a folder with model.safetensors, config.json and the tokenizer.
 
     It is opened by `transformers.AutoModelForCausalLM.from_pretrained(FOLDER)`, with equal logits, and as start weights
-    by `model.init_from`. The anchor is compared with the run's digest first.
+    by `model.init_from`. Adapters (`model.lora_rank`) are merged. The anchor is compared with the run's digest first.
 
     Try:
 
@@ -46,6 +53,6 @@ def export(
     from atoll.checkpoint.export import export as export_folder  # torch is slow to import
 
     chosen = choose(checkpoint)
-    size_bytes = export_folder(chosen, out, dtype=dtype, tokenizer=tokenizer, force=force)
+    size_bytes = export_folder(chosen, out, dtype=dtype, tokenizer=tokenizer, base=base, force=force)
     deliver(f"version {chosen.manifest.version} of {chosen.manifest.run}: {size_text(size_bytes)} in {out}\n")
     return 0
