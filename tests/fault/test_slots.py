@@ -31,7 +31,13 @@ class Readers(Swarm):
     """A swarm of reading peers."""
 
     def __init__(
-        self, folder: Path, *, start_peers: int, save_rounds: int = 0, policy: str = "deadline"
+        self,
+        folder: Path,
+        *,
+        start_peers: int,
+        save_rounds: int = 0,
+        policy: str = "deadline",
+        **waits: float,
     ) -> None:
         super().__init__(
             folder,
@@ -39,7 +45,7 @@ class Readers(Swarm):
             run="reading",
             save_rounds=save_rounds,
             policy=policy,
-            **IMPATIENT,
+            **{**IMPATIENT, **waits},
         )
 
     def reader(self, name: str, *arguments: object, step_s: float = 0.01) -> Peer:
@@ -172,9 +178,9 @@ def test_a_run_that_is_resumed_reads_what_it_would_have_read(tmp_path: Path) -> 
 
 @contextlib.contextmanager
 def steady(folder: Path) -> Iterator[Readers]:
-    """Two peers in a run in which nobody is left out."""
+    """Two peers in a run in which nobody is left out, nor gone on without where the machine is busy."""
     folder.mkdir()
-    with Readers(folder, start_peers=2, save_rounds=3, policy="wait") as swarm:
+    with Readers(folder, start_peers=2, save_rounds=3, policy="wait", dead_s=8.0, relearn_s=8.0) as swarm:
         start(swarm, "a", "b")
         yield swarm
 
