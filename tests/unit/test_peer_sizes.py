@@ -16,7 +16,7 @@ from atoll.train import room
 from atoll.train.build import build_model
 from atoll.train.llama import Llama, LlamaConfig
 from atoll.train.room import check_room, free_bytes_in, is_ram
-from atoll.train.sizes import model_layout, peer_sizes, rank_grid
+from atoll.train.sizes import llama_layout, peer_sizes, rank_grid
 
 SMALL = {
     "vocab_size": 96,
@@ -36,14 +36,14 @@ def config_of(*assignments: str) -> RunConfig:
 @pytest.mark.parametrize("tied", [True, False])
 def test_shapes_without_weights_are_those_of_the_model(tied: bool) -> None:
     config = LlamaConfig(**SMALL, tie_embeddings=tied)
-    layout = model_layout(config)
+    layout = llama_layout(config)
     assert layout == ModelTensors(Llama(config).named_parameters(remove_duplicate=False)).layout
     assert layout.numel == config.num_parameters()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
 def test_ranks_share_the_elements(num_ranks: int) -> None:
-    layout = model_layout(LlamaConfig(**SMALL))
+    layout = llama_layout(LlamaConfig(**SMALL))
     grids = [rank_grid(layout, rank, num_ranks) for rank in range(num_ranks)]
     assert sum(grid.numel for grid in grids) == layout.numel
     sizes = peer_sizes(_with_model(), num_ranks=num_ranks)
