@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from atoll.codecs.views import is_plain
 from atoll.config.schema import RunConfig
 from atoll.diloco.exchange import Shelf
@@ -34,7 +32,7 @@ from atoll.state.feedback import chosen_beta
 from atoll.state.layout import Layout
 from atoll.state.ownership import sharded_ranges
 from atoll.train.evaluate import EVAL_MICRO_BATCH
-from atoll.train.llama import Llama, LlamaConfig
+from atoll.train.llama import LlamaConfig
 from atoll.values import LinkRate, ParameterInfo, PlanChoice, PlanRequest
 
 
@@ -66,15 +64,29 @@ class PeerSizes:
     moved: dict[str, Traffic]
 
 
-def model_layout(config: LlamaConfig) -> Layout:
-    """Names and shapes of the model, as `ModelTensors` has them: tied weights once, by the first of their names."""
-    with torch.device("meta"):
-        model = Llama(config)
-    kept: dict[int, ParameterInfo] = {}
-    for name, tensor in sorted(model.named_parameters(remove_duplicate=False)):
-        info = ParameterInfo(name=name, shape=tuple(tensor.shape), dtype="float32")
-        kept.setdefault(id(tensor), info)
-    return Layout.of(list(kept.values()))
+def llama_layout(config: LlamaConfig) -> Layout:
+    """Names and shapes as `ModelTensors` finds them in a `Llama`: tied weights once, by the first of their names. Not
+    asked of a model on the meta device: that takes torch a second and a half to begin with."""
+    dim, kv_dim = config.dim, config.num_kv_heads * config.head_dim
+    of_layer = {
+        "input_layernorm": (dim,),
+        "post_attention_layernorm": (dim,),
+        "self_attn.q_proj": (config.num_heads * config.head_dim, dim),
+        "self_attn.k_proj": (kv_dim, dim),
+        "self_attn.v_proj": (kv_dim, dim),
+        "self_attn.o_proj": (dim, config.num_heads * config.head_dim),
+        "mlp.gate_proj": (config.ffn_dim, dim),
+        "mlp.up_proj": (config.ffn_dim, dim),
+        "mlp.down_proj": (dim, config.ffn_dim),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"lm_head": (config.vocab_size, dim), "model.norm": (dim,)}
+    if not config.tie_embeddings:
+        shapes["model.embed_tokens"] = (config.vocab_size, dim)
+    for layer in range(config.num_layers):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
+    return Layout.of(
+        [ParameterInfo(name=f"{name}.weight", shape=shape, dtype="float32") for name, shape in shapes.items()]
+    )
 
 
 def rank_grid(layout: Layout, rank: int, num_ranks: int) -> Grid:
@@ -96,7 +108,7 @@ def peer_sizes(
     links between them. Raises ValueError if the model has no rows for so many ranks."""
     section = config.model
     llama = LlamaConfig(**section.model_dump(include=set(LlamaConfig.__slots__)))
-    layout, codec = model_layout(llama), config.outer.codec
+    layout, codec = llama_layout(llama), config.outer.codec
     grids = [rank_grid(layout, rank, num_ranks) for rank in range(num_ranks)]
     if not all(grid.numel for grid in grids):
         empty = next(rank for rank, grid in enumerate(grids) if not grid.numel)
