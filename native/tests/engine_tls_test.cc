@@ -323,6 +323,43 @@ void keys_without_data_between_them_are_refused() {
   CHECK(status.kind == Kind::kRefused && updates > 10 && got.empty());
 }
 
+// How many new keys a peer gets with so many records of ours.
+int keys_with(std::uint64_t records_per_key, int records, bool it_asks) {
+  Random random(4);
+  Pair pair(true, "TLS_AES_128_GCM_SHA256", records_per_key);
+  pair.shake();
+  int keys = 0;
+  SSL_set_msg_callback_arg(pair.peer->session(), &keys);
+  SSL_set_msg_callback(pair.peer->session(), [](int sent, int, int type, const void* message,
+                                                std::size_t bytes, SSL*, void* count) {
+    const bool handshake = sent == 0 && type == SSL3_RT_HANDSHAKE && bytes > 0;
+    if (handshake && *static_cast<const std::uint8_t*>(message) == SSL3_MT_KEY_UPDATE)
+      ++*static_cast<int*>(count);
+  });
+  if (it_asks) {
+    SSL_key_update(pair.peer->session(), SSL_KEY_UPDATE_REQUESTED);
+    CHECK(SSL_do_handshake(pair.peer->session()) == 1);
+    pair.peer->pump();
+    Bytes none;
+    CHECK(read_some(random, *pair.ours, &none).ok() && none.empty());
+  }
+  for (int i = 0; i < records; ++i) {
+    std::uint8_t byte = 7;
+    const iovec part{&byte, 1};
+    Stream::Moved moved;
+    CHECK(pair.ours->write({&part, 1}, &moved).ok() && moved.bytes == 1);
+    pair.peer->pump();
+    CHECK(SSL_read(pair.peer->session(), &byte, 1) == 1 && byte == 7);
+  }
+  return keys;
+}
+
+void keys_are_renewed_when_worn_or_asked_for() {
+  CHECK(keys_with(1000, 20, false) == 0);
+  CHECK(keys_with(1000, 20, true) == 1);
+  CHECK(keys_with(5, 20, false) == 3);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -342,5 +379,6 @@ int main(int argc, char** argv) {
   an_end_is_told_from_a_fault();
   messages_that_no_engine_sends_are_refused();
   keys_without_data_between_them_are_refused();
+  keys_are_renewed_when_worn_or_asked_for();
   return atoll_test::failures() == 0 ? 0 : 1;
 }
