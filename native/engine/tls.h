@@ -5,6 +5,7 @@
 // is wrong with the certificates, or that this build has no TLS (no_tls.cc).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -18,6 +19,8 @@ struct TlsOptions {
   std::string certificates;  // this engine's, then those that lead to an authority
   std::string key;           // of the first
   std::string authorities;   // whose certificates are accepted
+  // AES-GCM's margin lasts for 2^24.5 full records under one key (RFC 8446, 5.5).
+  std::uint64_t records_per_key = 1u << 23;
 
   bool wanted() const { return !(certificates.empty() && key.empty() && authorities.empty()); }
 };

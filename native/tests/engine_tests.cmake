@@ -17,3 +17,8 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_link_options(link_fuzz PRIVATE -fsanitize=fuzzer)
   target_link_libraries(link_fuzz PRIVATE atoll_core)
 endif()
+
+if(OPENSSL_FOUND)
+  atoll_add_test(engine_tls_test native/tests/engine_tls_test.cc)
+  target_compile_definitions(engine_tls_test PRIVATE ATOLL_TEST_CERTIFICATES="${CMAKE_SOURCE_DIR}/tests/support/certificates")
+endif()
