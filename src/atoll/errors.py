@@ -3,7 +3,7 @@
 AtollError                    exit code
 ├── ConfigError               2   fix the command or the file; nothing has started
 ├── LocalError                3   this machine: port in use, no space, no compiler
-│   └── SiblingLost           9   another rank of this peer is gone, or does not answer: start the peer again
+├── SiblingLost               9   another rank of this peer is gone, or does not answer: start the peer again
 ├── MembershipError
 │   ├── Unreachable           4   nobody answers at the address: check it, then start again
 │   ├── Refused               5   this peer may not take part (token, version, other model or settings)
@@ -38,7 +38,7 @@ class LocalError(AtollError):
     exit_code = 3
 
 
-class SiblingLost(LocalError):
+class SiblingLost(AtollError):
     """Another rank of this peer is gone, frozen, or ended; no rank can go on without it.
 
     `exit_code` is 9, or that of the sibling if it ended with an error and said so.

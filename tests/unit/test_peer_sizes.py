@@ -13,8 +13,8 @@ from atoll.errors import LocalError
 from atoll.plan.memory import LlamaShape, activation_bytes, total_bytes
 from atoll.state.tensors import ModelTensors
 from atoll.train import room
-from atoll.train.models import build_model
 from atoll.train.llama import Llama, LlamaConfig
+from atoll.train.models import build_model
 from atoll.train.room import check_room, free_bytes_in, is_ram
 from atoll.train.sizes import llama_layout, peer_sizes, rank_grid
 

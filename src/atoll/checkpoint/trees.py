@@ -61,23 +61,24 @@ def take_apart(tree: Any, name: str, leaves: list[Leaf]) -> Any:
     )
 
 
-def put_together(said: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What `take_apart` took apart. Raises ValueError or KeyError if it is not that."""
+def put_together(said: Any, tensors: Mapping[str, torch.Tensor], device: str = "") -> Any:
+    """What `take_apart` took apart, with tensors on `device` ("": where they were). Raises ValueError or KeyError if it
+    is not that."""
     match said:
         case {"float": text}:
             return float(text)
-        case {"tensor": name, "device": device}:
-            return tensors[name].to(device)
+        case {"tensor": name, "device": was_on}:
+            return tensors[name].to(device or was_on)
         case {"array": name, "dtype": dtype, "shape": shape}:
             return tensors[name].numpy().view(np.dtype(dtype)).reshape(shape).copy()
         case {"tuple": list() as items}:
-            return tuple(put_together(each, tensors) for each in items)
+            return tuple(put_together(each, tensors, device) for each in items)
         case {"dict": list() as items}:
-            return {key: put_together(each, tensors) for key, each in items}
+            return {key: put_together(each, tensors, device) for key, each in items}
         case dict():
             raise ValueError(f"unknown form {sorted(said)}")
         case list():
-            return [put_together(each, tensors) for each in said]
+            return [put_together(each, tensors, device) for each in said]
     return said
 
 

@@ -171,7 +171,8 @@ class LocalRun:
             if isinstance(each.event, PeerKilled) or (
                 isinstance(each.event, FaultPlayed) and each.event.kind == "leave"
             ):
-                self._ended_here.add(each.event.peer)  # a rehearsal's: not a failure of the run
+                name = each.event.peer  # a rehearsal's: not a failure of the run
+                self._ended_here.update(self.processes_of(name) if name in self._ranks else [name])
         self.seen += new
         return new
 

@@ -22,6 +22,7 @@ RENDEZVOUS = "ATOLL_RENDEZVOUS"
 """Where the ranks of a peer meet: `file:///path` of a file that is not there yet, the same for all of them."""
 _NAMES = (TOKEN, TOKEN_FILE, RENDEZVOUS)
 _PREFIX = "ATOLL_"
+_LAUNCHER_SAYS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def variable_of(dotted_name: str) -> str:
@@ -78,9 +79,13 @@ def for_child(token: str, environ: Mapping[str, str] | None = None) -> dict[str,
 
 
 def for_sidecar(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process that needs nothing of Atoll's, least of all the token."""
+    """The environment of a process that needs nothing of Atoll's, least of all the token, and is nobody's rank."""
     environ = os.environ if environ is None else environ
-    return {name: value for name, value in environ.items() if not name.startswith(_PREFIX)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_PREFIX) and name not in _LAUNCHER_SAYS
+    }
 
 
 def for_writer(environ: Mapping[str, str] | None = None) -> dict[str, str]:

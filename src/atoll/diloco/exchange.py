@@ -18,14 +18,14 @@ import numpy as np
 from atoll import log
 from atoll.diloco.outer import OuterState
 from atoll.diloco.ranked_member import AnyMember, RankedMember
-from atoll.diloco.scribe import Scribe, read_state, whole_of, write_bytes, write_state
+from atoll.diloco.scribe import Page, Scribe, read_state, whole_of, write_bytes, write_state
 from atoll.errors import AtollError, LocalError, QuorumLost, Unreachable
 from atoll.events import CaughtUp as CaughtUpEvent
 from atoll.events import Event, InnerStateMissed, InnerStateTaken, SnapshotStaged
 from atoll.kernels import Bytes
 from atoll.membership.client import Admission
 from atoll.membership.messages import CatchUp, CaughtUp, View
-from atoll.mesh.crew import Crew
+from atoll.mesh.crew import LONG_S, Crew
 from atoll.network.line import Line
 from atoll.recovery.catching_up import CaughtUp as Report
 from atoll.recovery.catching_up import Target, catch_up
@@ -175,12 +175,14 @@ class Exchange:
 
         def work() -> None:
             try:
-                path = self._donor.scratch(_WIRE, update.wire_bytes, update.boundaries[-1])
+                path = self._donor.scratch(
+                    _WIRE, update.wire_bytes, update.boundaries[-1], f"update {update.version}"
+                )
                 self.scribe.put("wire", path)
             except (OSError, LocalError) as error:
                 _log.warning("update %d is not kept: %s", update.version, error)
                 return
-            self._donor.keep(update, np.memmap(path, dtype=np.uint8, mode="r", shape=(update.wire_bytes,)))
+            self._donor.keep(update, np.fromfile(path, dtype=np.uint8))
 
         self.scribe.together({"wire": lambda page: write_bytes(page, data, places)}, work)
 
@@ -271,10 +273,13 @@ class Exchange:
 
         def work() -> _Position | AtollError:
             try:
-                path = self._donor.scratch(_WHOLE, state.numel * len(VECTORS) * VALUE_BYTES, state.numel)
+                size_bytes = state.numel * len(VECTORS) * VALUE_BYTES
+                path = self._donor.scratch(_WHOLE, size_bytes, state.numel, "the state to catch up with")
                 self.put_state(path, 0, state.numel * VALUE_BYTES)
-                whole = whole_of(path, state)
+                whole = whole_of(path, state, mapped=self._donor.is_in_ram)
                 self._pursue(whole, patience=patience)
+                if not self._donor.is_in_ram:
+                    write_state(Page("state", str(path), (0, state.numel * VALUE_BYTES)), whole)
             except OSError as error:
                 return LocalError(
                     f"no room to catch up in: {error.strerror or error}; make room in checkpoint.staging"
@@ -291,7 +296,7 @@ class Exchange:
             assert found is not None
             return found
 
-        position = self._crew.decide(_Position, tell)
+        position = self._crew.decide(_Position, tell, within_s=LONG_S)
         read_state(Path(position.path), state)
         state.version, state.round, state.step = position.version, position.round, position.step
         self._crew.meet()

@@ -13,7 +13,7 @@ from atoll.checkpoint.saver import Keeping
 from atoll.config.environment import run_token
 from atoll.config.rates import parse_rate
 from atoll.diloco.engine_slot import EngineSlot
-from atoll.diloco.exchange import LONGEST_CATCH_UP_S, Shelf
+from atoll.diloco.exchange import Shelf
 from atoll.diloco.ranked_member import AnyMember, RankedMember
 from atoll.diloco.safekeeping import Safekeeping
 from atoll.diloco.session import Session
@@ -72,28 +72,34 @@ def join(
 
     Blocks until connected. Raises Refused, Unreachable (within about 15 s, or `wait_s`), or ConfigError.
     """
+    token = run_token(token_file)
+    engine = engine_address(address, bind, port, advertise)
+    line = Line(_rate("max_up", max_up), _rate("max_down", max_down))
     crew, own_mesh = open_ranks(mesh.device_type if mesh is not None else _device_type(model))
     mesh = mesh or own_mesh
-    return open_session(
-        address,
-        run=run,
-        peer=peer or default_peer_name(),
-        token=run_token(token_file),
-        tensors=tensors_of(model.named_parameters(remove_duplicate=False), crew, mesh)
-        if model is not None
-        else None,
-        inner=optimizer,
-        total_steps=steps,
-        wait_s=wait_s,
-        engine=engine_address(address, bind, port, advertise),
-        line=Line(_rate("max_up", max_up), _rate("max_down", max_down)),
-        out=Path(out) / run if out is not None else None,
-        keeping=Keeping(Path(checkpoints)) if isinstance(checkpoints, str | Path) else checkpoints,
-        fresh=fresh,
-        model=model,
-        crew=crew,
-        mesh=mesh,
-    )
+    try:
+        named = model.named_parameters(remove_duplicate=False) if model is not None else None
+        return open_session(
+            address,
+            run=run,
+            peer=peer or default_peer_name(),
+            token=token,
+            tensors=tensors_of(named, crew, mesh) if named is not None else None,
+            inner=optimizer,
+            total_steps=steps,
+            wait_s=wait_s,
+            engine=engine,
+            line=line,
+            out=Path(out) / run if out is not None else None,
+            keeping=Keeping(Path(checkpoints)) if isinstance(checkpoints, str | Path) else checkpoints,
+            fresh=fresh,
+            model=model,
+            crew=crew,
+            mesh=mesh,
+        )
+    except BaseException as error:
+        crew.close(error)
+        raise
 
 
 def tensors_of(
@@ -157,7 +163,7 @@ def open_session(
     file: JsonLinesSink | None = None
     try:
         admission = member.connect()
-        crew.set_timeout(admission.timeouts.dead_s, LONGEST_CATCH_UP_S)
+        crew.set_timeout(admission.timeouts.dead_s, admission.timeouts.stall_s)
         file = JsonLinesSink(out / f"{peer}.jsonl") if out is not None and crew.is_lead else None
         events = EventLog(peer, *([file] if file else []), *(sinks if crew.is_lead else ()))
         events.emit(RunStarted(role="peer", run=run, settings_digest=settings_digest, pid=os.getpid()))

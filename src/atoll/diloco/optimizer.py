@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from atoll.diloco.joining import join
+from atoll.diloco.joining import join, tensors_of
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.round_report import RoundReport
 from atoll.diloco.schedule import OuterSchedule
@@ -21,7 +21,6 @@ from atoll.diloco.session import Session
 from atoll.errors import ConfigError
 from atoll.membership.messages import Scalar
 from atoll.state.feedback import Share
-from atoll.state.tensors import ModelTensors
 from atoll.values import CODECS
 
 InnerSpec = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
@@ -170,7 +169,7 @@ class DiLoCoOptimizer(torch.optim.Optimizer):
                 "inner.joiner": joiner,
                 **settings,
             },
-            tensors=ModelTensors(named) if named is not None else None,
+            tensors=tensors_of(named, session.crew, session.mesh) if named is not None else None,
             inner=self.inner_optimizer,
         )
         self._built = False

@@ -122,7 +122,8 @@ class OuterLoop:
         if report.missed:
             self.catch_up()
             return report
-        if self.work.steps and self.work.bad_losses == self.work.steps:
+        work = self.work
+        if work.steps and self._crew.decide(bool, lambda: work.bad_losses == work.steps):
             raise Diverged(
                 f"none of the {self.work.steps} inner steps since version {report.version} had a finite loss; "
                 "start again with a smaller inner.lr, or look for bad rows in the data"

@@ -27,6 +27,7 @@ def hold_training(
             "inner",
             lambda: own_state(inner),
             lambda saved: take_state(inner, saved if isinstance(saved, list) else [saved], rank),
+            inner.state.clear,
         )
     feedback = loop.feedback
     if feedback.residual is not None:

@@ -1,8 +1,8 @@
 """The own part of a peer of several ranks: one file, into which each rank writes its tensors, and one JSON.
 
-The JSON is that of rank 0, which has what a peer has once (data positions, counters); under RANKS it says how many
-ranks there were, and what the others held. A peer with as many ranks takes all of it back. With another number the
-inner optimizer's rows are cut anew (`state.inner_rows`); what the codec owed is dropped, which is said.
+The JSON is that of rank 0; under RANKS it says how many ranks there were, and what the others held. A peer with as many
+ranks takes all of it back. With another number the inner optimizer's rows are cut anew (`state.inner_rows`), and all
+ranks take rank 0's counters, schedulers and buffers; what the codec owed is dropped, which is said.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ INNER: Final = "inner"
 RESIDUAL: Final = "residual"
 BY_RANK: Final = (INNER, RESIDUAL)
 """What is cut as the ranks are."""
+OF_RANK_0: Final = ("random", "data")
+"""What no other rank may have alike, or needs."""
 
 
 class _Share(msgspec.Struct, frozen=True):
@@ -90,7 +92,8 @@ def part_of_rank(state: Mapping[str, Any], rank: int, num_ranks: int) -> tuple[d
     count: int = ranks["count"]
     if count == num_ranks:
         return (own if rank == 0 else dict(ranks["others"][rank - 1])), ""
-    taken = {name: each for name, each in own.items() if rank == 0 and name not in BY_RANK}
+    mine = () if rank == 0 else OF_RANK_0
+    taken = {name: each for name, each in own.items() if name not in (*BY_RANK, *mine)}
     if INNER in own:
         taken[INNER] = [own[INNER], *(each.get(INNER) for each in ranks["others"])]
     dropped = "; what the codec still owed is dropped" if RESIDUAL in own else ""

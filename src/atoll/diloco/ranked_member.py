@@ -26,7 +26,7 @@ from atoll.membership.messages import (
     View,
     Vote,
 )
-from atoll.mesh.crew import Crew
+from atoll.mesh.crew import LONG_S, Crew
 from atoll.values import Plan
 
 
@@ -75,7 +75,7 @@ class RankedMember:
 
     def connect(self) -> Admission:
         """As `Member.connect`; all ranks get rank 0's admission, or its error."""
-        admission = self._crew.decide(Admission, lambda: self._lead.connect())
+        admission = self._crew.decide(Admission, lambda: self._lead.connect(), within_s=LONG_S)
         self._heard = msgspec.structs.replace(self._heard, session_key=admission.session_key)
         return admission
 
@@ -113,14 +113,20 @@ class RankedMember:
         """Rank 0 waits, and tells the others at every look that it does."""
         if self._member is None:
             while True:
-                step = self._crew.decide(_Wait, _never)
+                step = self._crew.decide(_Wait, _never, within_s=LONG_S)
                 self._take(step.heard)
                 if (outcome := step.view or step.catch_up) is not None:
                     return outcome
                 meanwhile()
 
+        told: list[AtollError] = []
+
         def beat() -> None:
-            self._take(self._crew.decide(_Wait, lambda: _Wait(self._look())).heard)
+            try:
+                self._take(self._crew.decide(_Wait, lambda: _Wait(self._look())).heard)
+            except AtollError as error:
+                told.append(error)  # all ranks have it
+                raise
             meanwhile()
 
         try:
@@ -128,16 +134,19 @@ class RankedMember:
             view = found if isinstance(found, View) else None
             last = _Wait(self._look(view), view, found if isinstance(found, CatchUp) else None)
         except AtollError as error:
-            self._fail(error)
+            if error not in told:
+                self._tell(error)
+            raise
         self._take(self._crew.decide(_Wait, lambda: last).heard)
         return found
 
-    def _fail(self, error: AtollError) -> NoReturn:
-        def tell() -> _Wait:
+    def _tell(self, error: AtollError) -> None:
+        """Raises it, on all ranks."""
+
+        def give() -> _Wait:
             raise error
 
-        self._crew.decide(_Wait, tell)
-        raise error
+        self._crew.decide(_Wait, give)
 
     # ---- as last heard, the same on all ranks --------------------------------------------------------------------
 

@@ -391,7 +391,11 @@ def _of_peer(reports: Sequence[ReduceReport]) -> ReduceReport:
     """What a peer of several ranks says of an attempt."""
     if len(reports) == 1:
         return reports[0]
-    failed = [f"rank {rank}: {each.reason}" for rank, each in enumerate(reports) if not each.ok]
+    bad = [(rank, each) for rank, each in enumerate(reports) if not each.ok]
+    bad.sort(
+        key=lambda each: (not each[1].broken, each[1].reason == "aborted")
+    )  # who failed first, not for others
+    failed = [f"rank {rank}: {each.reason}" for rank, each in bad]
     links: dict[tuple[str, str], LinkRate] = {}
     for link in (link for each in reports for link in each.stats.links):
         other = links.get((link.source, link.target))

@@ -7,6 +7,7 @@ are on the training thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -30,17 +31,22 @@ from atoll.diloco.scribe import Page, write_state
 from atoll.errors import LocalError
 from atoll.events import Event, Resumed
 from atoll.kernels import Floats
-from atoll.mesh.crew import Crew
+from atoll.mesh.crew import LONG_S, Crew
 from atoll.state.elsewhere import OwnBytes
 from atoll.state.layout import Layout
 from atoll.state.manifest import Vector
-from atoll.state.snapshot import read_elements, read_manifest
+from atoll.state.snapshot import LoadedState, read_elements, read_manifest
 
 LAST_SAVE_S: Final = 300.0
 """The longest that an exit waits for the last save; the writer then goes on by itself."""
 RANDOM: Final = "random"
 
 _log = log.get(__name__)
+
+
+def _is_of(name: str, prefix: str) -> bool:
+    """Whether a saved tensor is that of the rank with this prefix; rank 0's have none."""
+    return name.startswith(prefix) if prefix else re.match(r"rank\d+/", name) is None
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +83,9 @@ class Safekeeping:
         self._saver: Saver | None = None
         self._exchange: Exchange | None = None
         self._own = OwnPart()
-        self._resumption: Resumption | None = None
+        self._loaded: LoadedState | None = None
+        self._others: dict[str, dict[str, Any]] = {}
+        self._dropped = False
         self._found = _Found()
         self._waiting: dict[str, Any] = {}  # what was saved, and nobody asked for yet
         self._tensors: dict[str, torch.Tensor] = {}
@@ -92,17 +100,15 @@ class Safekeeping:
         keeping, crew = self._keeping, self._crew
         if keeping is None or self._fresh:
             return False
-        found = crew.decide(_Found, lambda: self._find(keeping, state))
+        found = crew.decide(_Found, lambda: self._find(keeping, state), within_s=LONG_S)
         if not found.folder:
             return False
         if crew.num_ranks == 1:
-            assert self._resumption is not None
-            state.anchor[:], state.velocity[:] = (
-                self._resumption.state.anchor,
-                self._resumption.state.velocity,
-            )
+            assert self._loaded is not None
+            state.anchor[:], state.velocity[:] = self._loaded.anchor, self._loaded.velocity
         else:
             crew.agree(bool, lambda: self._read_ranges(Path(found.folder), state))
+        self._loaded = None
         state.version, state.round, state.step = found.version, found.round, found.step
         self._found = found
         self._remarks = list(found.remarks)
@@ -110,8 +116,8 @@ class Safekeeping:
             self._waiting, remark = part_of_rank(found.own_state, crew.rank, crew.num_ranks)
             self._remarks += [remark] if remark else []
             with safe_open(found.own, "pt") as file:
-                prefix = f"rank{crew.rank}/"
-                names = [name for name in file.keys() if remark or crew.rank == 0 or name.startswith(prefix)]  # noqa: SIM118
+                prefix = f"rank{crew.rank}/" if crew.rank else ""
+                names = [name for name in file.keys() if remark or _is_of(name, prefix)]  # noqa: SIM118
                 self._tensors = {name: file.get_tensor(name) for name in names}
         return True
 
@@ -122,7 +128,7 @@ class Safekeeping:
             found = self._newest(keeping.path, state)
         if found is None:
             return _Found()
-        self._resumption = found
+        self._loaded, self._others = found.state, found.others
         manifest, path = found.own or (None, "")
         return _Found(
             folder=str(CheckpointFolder(keeping.path).shared(found.state.version)),
@@ -160,7 +166,7 @@ class Safekeeping:
     @property
     def has_own_part(self) -> bool:
         """Whether the inner optimizer goes on with what it knew."""
-        return bool(self._found.own)
+        return bool(self._found.own) and not self._dropped
 
     @property
     def term(self) -> int:
@@ -169,22 +175,34 @@ class Safekeeping:
 
     def others(self, name: str) -> dict[str, Any]:
         """What other peers' parts of the same checkpoint, as far as they lie here, hold under this name; by peer."""
-        others = self._resumption.others if self._resumption else {}
-        return {peer: put_together(state[name], {}) for peer, state in others.items() if name in state}
+        return {peer: put_together(state[name], {}) for peer, state in self._others.items() if name in state}
 
     def remark(self, sentence: str) -> None:
         """Something to be told about how this peer resumed."""
         self._remarks.append(sentence)
 
-    def hold(self, name: str, take: Callable[[], Any], give: Callable[[Any], Any]) -> None:
-        """A part of this peer's own: saved from now on, and handed out at once if it was saved."""
+    def hold(
+        self,
+        name: str,
+        take: Callable[[], Any],
+        give: Callable[[Any], Any],
+        drop: Callable[[], None] | None = None,
+    ) -> None:
+        """A part of this peer's own: saved from now on, and handed out at once if it was saved. With a `drop` it is put
+        together in host memory, and either all ranks take it or all of them drop it."""
         self._own.hold(name, take, give)
-        if name in self._waiting and name != RANDOM:
-            said = self._waiting.pop(name)
-            try:
-                give(put_together(said, self._tensors))
-            except (ValueError, KeyError, TypeError, RuntimeError) as error:
-                self.remark(f"what was saved of {name} does not fit and is dropped: {error}")
+        if name not in self._waiting or name == RANDOM:
+            return
+        said, why = self._waiting.pop(name), ""
+        try:
+            give(put_together(said, self._tensors, "cpu" if drop is not None else ""))
+        except (ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
+            why = str(error) or type(error).__name__
+        if drop is not None and (bad := [each for each in self._crew.share(str, why) if each]):
+            why, self._dropped = bad[0], True
+            drop()
+        if why:
+            self.remark(f"what was saved of {name} does not fit and is dropped: {why}")
 
     def hold_stateful(self, name: str, each: Stateful) -> None:
         self.hold(name, each.state_dict, each.load_state_dict)
@@ -342,5 +360,4 @@ class Safekeeping:
                 remarks=tuple(self._remarks),
             )
         )
-        self._tensors, self._waiting = {}, {}
-        self._resumption = None
+        self._tensors, self._waiting, self._others = {}, {}, {}

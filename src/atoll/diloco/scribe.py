@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NoReturn, TypeVar
 
@@ -16,8 +17,9 @@ import msgspec
 import numpy as np
 
 from atoll.diloco.outer import Floats, OuterState
+from atoll.errors import SiblingLost
 from atoll.kernels import Bytes
-from atoll.mesh.crew import Crew
+from atoll.mesh.crew import LONG_S, Crew
 from atoll.state.manifest import VALUE_BYTES
 
 T = TypeVar("T")
@@ -51,11 +53,15 @@ class Scribe:
         self._writers = writers
         if self._crew.is_lead:
             try:
-                return work()
-            finally:
-                if self._crew.num_ranks > 1:
+                done = work()
+            except BaseException:
+                with suppress(SiblingLost):  # what happened first is what is told
                     self._crew.decide(Page, Page)
-        while (page := self._crew.decide(Page, _never)).kind != DONE:
+                raise
+            if self._crew.num_ranks > 1:
+                self._crew.decide(Page, Page)
+            return done
+        while (page := self._crew.decide(Page, _never, within_s=LONG_S)).kind != DONE:
             self._write(page)
         return None
 
@@ -116,9 +122,15 @@ def read_state(path: Path, state: OuterState) -> None:
                 done += part.size
 
 
-def whole_of(path: Path, state: OuterState) -> OuterState:
-    """The state of all ranks as memory of that file: on rank 0, after all wrote their parts."""
-    both: Floats = np.memmap(path, dtype=np.float32, mode="r+", shape=(2, state.numel))
+def whole_of(path: Path, state: OuterState, *, mapped: bool) -> OuterState:
+    """The state of all ranks, on rank 0, after all wrote their parts: that file itself where it is RAM (`mapped`), else a
+    copy of it. A disk that fails would end who has mapped it."""
+    shape = (2, state.numel)
+    both: Floats
+    if mapped:
+        both = np.memmap(path, dtype=np.float32, mode="r+", shape=shape)
+    else:
+        both = np.fromfile(path, dtype=np.float32).reshape(shape)
     whole = OuterState(both[0])
     whole.velocity = both[1]
     whole.version, whole.round, whole.step = state.version, state.round, state.step

@@ -24,7 +24,7 @@ from atoll.diloco.own_parts import hold_buffers, hold_training
 from atoll.diloco.ranked_member import AnyMember
 from atoll.diloco.safekeeping import LAST_SAVE_S, Safekeeping
 from atoll.diloco.schedule import OuterSchedule
-from atoll.errors import ConfigError, QuorumLost, Unreachable
+from atoll.errors import ConfigError, QuorumLost, SiblingLost, Unreachable
 from atoll.events import EventLog, RunEnded
 from atoll.membership.client import Admission
 from atoll.membership.leases import Reads, SlotTable
@@ -326,8 +326,12 @@ class Session:
             elif parts and self._loop is not None:
                 self.safekeeping.part(self._loop)
             self.leave(reason, done=done)
-            self.safekeeping.close(LAST_SAVE_S if code < _BY_SIGNAL else _HURRY_S)
+            hurries = code >= _BY_SIGNAL or isinstance(error, SiblingLost)
+            self.safekeeping.close(_HURRY_S if hurries else LAST_SAVE_S)
             self.events.emit(RunEnded(reason=reason, exit_code=code))
+        except BaseException as later:
+            self._error = self._error or later
+            raise
         finally:
             self.close()
 

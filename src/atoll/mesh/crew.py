@@ -31,6 +31,10 @@ STALL_S = 600.0
 """How long a rank may keep its siblings waiting while it is alive: rank 0 may itself wait for the coordinator."""
 
 
+LONG_S = 24 * 3600.0
+"""The same where rank 0 works alone while its siblings wait: it may be fetching a whole state."""
+
+
 class _Outcome(msgspec.Struct, frozen=True, array_like=True):
     """What came of something that a rank tried: a value, or an error by its class's name."""
 

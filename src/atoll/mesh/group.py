@@ -19,9 +19,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from atoll.config.environment import RankEnvironment
-from atoll.errors import LocalError
+from atoll.errors import ConfigError, LocalError
 
 LOOPBACK = "127.0.0.1"
+_meetings = itertools.count()
+"""Of this process; its siblings count alike. What an earlier meeting left in the store is not taken for this one's."""
 MEET_S = 120.0
 """How long a rank waits for its siblings to start: they import torch, and may build kernels."""
 COLLECTIVE_S = 1800.0
@@ -69,7 +71,7 @@ def open_group(env: RankEnvironment, device_type: str, timeout_s: float) -> Rank
     store = meet(env, timeout_s)
     host = listening_host(env)
     if device_type == "cuda":
-        torch.cuda.set_device(env.local_rank)
+        _choose_device(env)
     try:
         dist.init_process_group(
             "gloo" if device_type == "cpu" else "nccl",
@@ -86,6 +88,17 @@ def open_group(env: RankEnvironment, device_type: str, timeout_s: float) -> Rank
             f"{first_line(error)}; see what the other ranks say, and start all again"
         ) from error
     return RankGroup(env.rank, env.local_rank, env.num_ranks, host, store, owned=True)
+
+
+def _choose_device(env: RankEnvironment) -> None:
+    """Raises ConfigError if there is no device for this rank."""
+    try:
+        torch.cuda.set_device(env.local_rank)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"rank {env.rank} has no device cuda:{env.local_rank} here: {first_line(error)}; start as many ranks on a "
+            "machine as it has devices"
+        ) from None
 
 
 def meet(env: RankEnvironment, timeout_s: float) -> dist.Store:
@@ -109,7 +122,7 @@ def meet(env: RankEnvironment, timeout_s: float) -> dist.Store:
             f"rank {env.rank} of {env.num_ranks} cannot meet the others at {_place(env)} within {timeout_s:g} s: "
             f"{first_line(error)}; start all ranks, and check that address"
         ) from error
-    store = dist.PrefixStore(f"atoll/{env.start}", found)
+    store = dist.PrefixStore(f"atoll/{env.start}/{next(_meetings)}", found)
     store.set_timeout(limit)
     keys = [f"here/{rank}" for rank in range(env.num_ranks)]
     try:
@@ -123,7 +136,8 @@ def meet(env: RankEnvironment, timeout_s: float) -> dist.Store:
 def listening_host(env: RankEnvironment) -> str:
     """Where this rank listens for its siblings: loopback if all are on this machine, else the address of the interface
     that gloo was told to use, or that leads to `master_addr`. Raises LocalError if there is none."""
-    if env.rendezvous or env.local_ranks == env.num_ranks or _is_loopback(env.master_addr):
+    alone = not env.master_addr  # the program made the group itself, and said nothing of other machines
+    if alone or env.rendezvous or env.local_ranks == env.num_ranks or _is_loopback(env.master_addr):
         return LOOPBACK
     if env.gloo_interface:
         return _address_of(env.gloo_interface.split(",")[0])

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from atoll.config.environment import rank_environment
+from atoll.errors import ConfigError
 from atoll.mesh.crew import Crew
 from atoll.mesh.elastic import ElasticDeviceMesh
 from atoll.mesh.group import MEET_S, open_group
@@ -24,8 +25,14 @@ def open_ranks(device_type: str) -> tuple[Crew, ElasticDeviceMesh]:
 def ranks_of_this_peer(device: str) -> Generator[tuple[Crew, ElasticDeviceMesh]]:
     """`open_ranks` for a command, which ends them: an error that ends this rank is told to the others. `device` is a
     device as torch spells it ("cuda:1")."""
-    crew, mesh = open_ranks(device.partition(":")[0])
+    kind, _, index = device.partition(":")
+    crew, mesh = open_ranks(kind)
     try:
+        if index and crew.num_ranks > 1:
+            raise ConfigError(
+                f"local.device = {device!r} is one device, and this peer has {crew.num_ranks} ranks; give {kind!r}, and "
+                "each takes its own"
+            )
         yield crew, mesh
     except BaseException as error:
         crew.close(error)

@@ -104,6 +104,12 @@ class Donor:
         with self._lock:
             return self._folder.path if self._folder else None
 
+    @property
+    def is_in_ram(self) -> bool:
+        """Whether what is staged lies in RAM, as far as anything is."""
+        with self._lock:
+            return self._folder is not None and self._folder.path.parent == self._ram
+
     def start_serving(self) -> None:
         """See to it that the sidecar runs. Does not wait for it: who connects meanwhile is served when it is up."""
         with self._lock:
@@ -125,7 +131,7 @@ class Donor:
             own.reserve(self._own_bytes + SLACK_BYTES)
 
         try:
-            self._where_there_is_room(state.version, state.numel, reserve)
+            self._where_there_is_room(f"version {state.version}", state.numel, reserve)
         except (OSError, LocalError) as error:
             _log.warning("no room is kept for saves: %s", error)
 
@@ -146,7 +152,7 @@ class Donor:
                 self.start_serving()
         try:
             self._where_there_is_room(
-                state.version,
+                f"version {state.version}",
                 state.numel,
                 lambda slots, own: slots.stage(state, tables, inner, put),
                 len(inner),
@@ -170,7 +176,7 @@ class Donor:
             path = own_slot.fill(own)
             return slots.pin(slots.stage(state, tables, put=put)), path
 
-        return self._where_there_is_room(state.version, state.numel, fill)
+        return self._where_there_is_room(f"version {state.version}", state.numel, fill)
 
     def release(self) -> None:
         """What was staged to be saved is saved, or will not be."""
@@ -178,21 +184,21 @@ class Donor:
             self._slots.unpin()
 
     def _where_there_is_room(
-        self, version: int, numel: int, fill: Callable[[Slots, OwnSlot], T], inner_bytes: int = 0
+        self, what: str, numel: int, fill: Callable[[Slots, OwnSlot], T], more_bytes: int = 0
     ) -> T:
-        """`fill` the slots; if their room was taken by others, once more where there is some."""
+        """`fill` the slots; if their room was taken by others, once more where there is some. `what` needs it."""
         filled = ""
         for again in (False, True):
             try:
-                self._make_folder(self._needed_bytes(numel, inner_bytes), filled)
+                self._make_folder(self._needed_bytes(numel, more_bytes), filled)
                 assert self._slots is not None
                 assert self._own is not None
                 return fill(self._slots, self._own)
             except (OSError, LocalError) as error:
                 if again or self._folder is None or self._folder.path.is_relative_to(self._fallback):
                     raise
-                what = error.strerror.lower() if isinstance(error, OSError) and error.strerror else error
-                filled = f"version {version} cannot be staged ({what})"
+                why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else error
+                filled = f"{what} cannot be staged ({why})"
                 self._drop_folder()
         raise AssertionError("one of two tries returned or raised")
 
@@ -213,20 +219,23 @@ class Donor:
         except (OSError, LocalError) as error:
             _log.warning("update %d is not kept: %s", update.version, error)
 
-    def scratch(self, name: str, size_bytes: int, numel: int) -> Path:
+    def scratch(self, name: str, size_bytes: int, numel: int, what: str) -> Path:
         """A file of so many bytes in the staging folder, which other ranks of this peer write into, with a state of
         `numel` elements. What it held before is still in it. Raises OSError or LocalError if there is no room."""
-        self._make_folder(self._needed_bytes(numel) + size_bytes)
-        assert self._folder is not None
-        path = self._folder.path / name
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if os.fstat(fd).st_size != size_bytes:
-                os.ftruncate(fd, 0)
-                os.posix_fallocate(fd, 0, size_bytes)
-        finally:
-            os.close(fd)
-        return path
+
+        def fill(slots: Slots, own_slot: OwnSlot) -> Path:
+            assert self._folder is not None
+            path = self._folder.path / name
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                if os.fstat(fd).st_size != size_bytes:
+                    os.ftruncate(fd, 0)
+                    os.posix_fallocate(fd, 0, size_bytes)
+            finally:
+                os.close(fd)
+            return path
+
+        return self._where_there_is_room(what, numel, fill, size_bytes)
 
     def yield_to_round(self, moving: bool) -> None:
         """While `moving`, the sidecar keeps to its floor rate."""
@@ -265,8 +274,8 @@ class Donor:
     ) -> None:
         self.close()
 
-    def _needed_bytes(self, numel: int, inner_bytes: int = 0) -> int:
-        return staged_bytes(numel, inner_bytes) + self._own_bytes + min(self._keep_bytes, LOG_ROOM_BYTES)
+    def _needed_bytes(self, numel: int, more_bytes: int = 0) -> int:
+        return staged_bytes(numel, more_bytes) + self._own_bytes + min(self._keep_bytes, LOG_ROOM_BYTES)
 
     def _make_folder(self, needed_bytes: int, filled: str = "") -> None:
         with self._lock:

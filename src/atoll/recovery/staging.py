@@ -35,6 +35,8 @@ SLACK_BYTES: Final = 1 << 20
 """What headers and a manifest take at most."""
 
 _SHARD = "shard-00000.safetensors"
+_POPULATE_BYTES = 64 << 20
+_MADV_POPULATE_WRITE = 23
 
 _log = log.get(__name__)
 
@@ -173,9 +175,20 @@ def _take_room(slot: _Slot, fd: int, size_bytes: int, mapped: bool) -> None:
     os.ftruncate(fd, 0)
     os.posix_fallocate(fd, 0, size_bytes)
     if mapped:
-        slot.memory = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        slot.memory = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED)
+        _populate(slot.memory)
         slot.memory.madvise(mmap.MADV_DONTFORK)  # workers of a data loader have no use for it
     slot.size_bytes = size_bytes
+
+
+def _populate(memory: mmap.mmap) -> None:
+    """Have all pages in place. In slices: the interpreter's lock is held meanwhile, and heartbeats need a turn."""
+    for start in range(0, len(memory), _POPULATE_BYTES):
+        size = min(_POPULATE_BYTES, len(memory) - start)
+        try:
+            memory.madvise(_MADV_POPULATE_WRITE, start, size)
+        except OSError:  # a kernel before 5.14
+            memory[start : start + size] = bytes(size)
 
 
 def _put_inner(folder: Path, version: int, inner: bytes) -> None:

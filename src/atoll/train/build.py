@@ -12,6 +12,7 @@ import torch
 from atoll.checkpoint.remote import RemotePlace
 from atoll.checkpoint.saver import Keeping
 from atoll.clock import MonotonicClock
+from atoll.config.environment import rank_environment
 from atoll.config.rates import parse_rate
 from atoll.config.schema import OuterSection, RunConfig
 from atoll.config.shared import flatten, settings_digest
@@ -25,6 +26,7 @@ from atoll.diloco.exchange import Shelf
 from atoll.diloco.joining import default_peer_name, open_session, tensors_of
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
+from atoll.errors import ConfigError
 from atoll.events import Event, RowsSkipped, Sink, StartWeightsMissed
 from atoll.mesh.crew import Crew
 from atoll.mesh.elastic import ElasticDeviceMesh
@@ -71,8 +73,7 @@ def run_peer(
     if crew.is_lead and not (
         config.model.hf or config.model.lora_rank
     ):  # of which sizes are not known before
-        sizes = peer_sizes(config, num_ranks=crew.num_ranks)
-        check_room(sizes, staging=Path(config.checkpoint.staging), fallback=run_folder(config))
+        _check_room(config, crew.num_ranks)
     skipped: list[RowsSkipped] = []
     corpus = load_corpus(config, skipped.append)
     train_part, held_out = corpus.split(config.data.val_fraction)
@@ -152,6 +153,21 @@ def run_peer(
         path = run_folder(config) / "model.safetensors" if local.save_model else None
         observer.finished(weights_of(model, inner), path)
         return outer.ended or f"all {config.run.steps} steps are committed"
+
+
+def _check_room(config: RunConfig, num_ranks: int) -> None:
+    """Raises LocalError if this machine has no room for those of the ranks that are on it, and ConfigError if the model
+    has nothing for one of them."""
+    try:
+        sizes = peer_sizes(config, num_ranks=num_ranks)
+    except ValueError as error:
+        raise ConfigError(f"{num_ranks} ranks: {error}; start fewer") from None
+    check_room(
+        sizes,
+        staging=Path(config.checkpoint.staging),
+        fallback=run_folder(config),
+        ranks_here=rank_environment().local_ranks,
+    )
 
 
 def run_folder(config: RunConfig) -> Path:

@@ -29,6 +29,8 @@ class _Adapter(nn.Module):
     lora_a: nn.Parameter
     lora_b: nn.Parameter
     lora_scale: float
+    lora_base: str
+    """The digest of the layer's own weight, taken before that is cut among ranks."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + F.linear(F.linear(x, self.lora_a), self.lora_b) * self.lora_scale
@@ -71,7 +73,7 @@ def adapters_of(model: nn.Module, base: str) -> Adapters:
     adapted = {name: each for name, each in model.named_modules() if isinstance(each, _Adapter)}
     scale = next(iter(adapted.values())).lora_scale
     layers = {
-        name: Adapted(digest=_digest(each.get_parameter("weight")), transposed=_is_transposed(each))
+        name: Adapted(digest=each.lora_base, transposed=_is_transposed(each))
         for name, each in adapted.items()
     }
     return Adapters(base=base, scale=scale, layers=layers)
@@ -86,6 +88,7 @@ def _adapt(name: str, module: nn.Module, rank: int, scale: float, seed: int) -> 
     module.__class__ = _adapted_class(type(module))
     assert isinstance(module, _Adapter)
     module.lora_scale = scale
+    module.lora_base = _digest(weight)
 
 
 def _is_linear(module: nn.Module) -> bool:
