@@ -8,6 +8,7 @@ import resource
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from atoll.diloco.outer import OuterState
 from atoll.diloco.round_report import RoundReport
 from atoll.diloco.safekeeping import Safekeeping
 from atoll.diloco.schedule import RoundShape
+from atoll.diloco.scribe import Scribe
 from atoll.events import CheckpointFailed, CheckpointSaved, CheckpointsCounted, CheckpointSkipped
+from atoll.mesh.crew import Crew
 from atoll.state.layout import Layout
 from atoll.state.snapshot import read_snapshot
 from atoll.values import ParameterInfo
@@ -130,7 +133,8 @@ def test_who_lives_through_a_roll_back_saves_what_is_made_again(tmp_path: Path) 
         keeping = Keeping(tmp_path / "kept")
         safe = Safekeeping(keeping, run="run", peer="a", emit=peer.events.append, fresh=False)
         loop = StandIn(peer.state)
-        safe.open(peer.donor, loop, Layout((ParameterInfo("w", (NUMEL,), "float32"),)))  # type: ignore[arg-type]
+        exchange = SimpleNamespace(staging=peer.donor, scribe=Scribe(Crew.alone()))
+        safe.open(exchange, loop, Layout((ParameterInfo("w", (NUMEL,), "float32"),)))  # type: ignore[arg-type]
         for term, version in [(1, 4), (1, 5), (2, 4), (2, 4)]:
             peer.advance(version)
             peer.state.anchor += term

@@ -123,8 +123,8 @@ def read_state(path: Path, state: OuterState) -> None:
 
 
 def whole_of(path: Path, state: OuterState, *, mapped: bool) -> OuterState:
-    """The state of all ranks, on rank 0, after all wrote their parts: that file itself where it is RAM (`mapped`), else a
-    copy of it. A disk that fails would end who has mapped it."""
+    """The state of all ranks, on rank 0, after all wrote their parts: that file itself where it is RAM (`mapped`), else
+    a copy of it. A disk that fails would end who has mapped it."""
     shape = (2, state.numel)
     both: Floats
     if mapped:

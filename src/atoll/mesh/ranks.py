@@ -30,7 +30,7 @@ def ranks_of_this_peer(device: str) -> Generator[tuple[Crew, ElasticDeviceMesh]]
     try:
         if index and crew.num_ranks > 1:
             raise ConfigError(
-                f"local.device = {device!r} is one device, and this peer has {crew.num_ranks} ranks; give {kind!r}, and "
+                f"local.device = {device!r} is one device, this peer has {crew.num_ranks} ranks; give {kind!r}: "
                 "each takes its own"
             )
         yield crew, mesh
