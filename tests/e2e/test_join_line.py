@@ -90,6 +90,13 @@ def test_the_join_line_is_enough(tmp_path: Path, holder: str) -> None:
         late = start(tmp_path / "b.log", *of_peer, *own, "--set", "local.peer=b")
         processes.append(late)
         wait_until(lambda: versions(tmp_path / "joined" / "b.jsonl"), "a commit of the newcomer")
+        wait_until(  # each tells of a commit when it has applied it: the first may be a moment later
+            lambda: (
+                versions(tmp_path / "joined" / "a.jsonl").keys()
+                & versions(tmp_path / "joined" / "b.jsonl").keys()
+            ),
+            "a commit of both",
+        )
         assert f"join: atoll join {address} --run joined" in (tmp_path / "b.log").read_text()
         first.send_signal(signal.SIGTERM)
         assert first.wait(30) == 143
