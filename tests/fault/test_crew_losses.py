@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.ranks import Ranks, ranks_of
 
 from support.rank_worker import DEAD_S
+from support.ranks import Ranks, ranks_of
 
 pytestmark = pytest.mark.fault
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
+import re
 import threading
 import time
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from atoll import kernels
+from atoll.recovery import staging
 from atoll.recovery.held import look_up
 from atoll.recovery.sidecar.files import NotThereError, open_part
 from atoll.recovery.staging import OwnSlot, Slots, staged_bytes
@@ -80,6 +83,34 @@ def test_reserved_room_is_all_that_a_stage_takes(mapped: bool, tmp_path: Path) -
         own.fill([memoryview(bytes([version]) * NUMEL)])
         assert_same(read_snapshot(folder_of(tmp_path, version)), state_at(version))
     assert blocks() == before
+
+
+def test_room_is_in_place_and_was_not_taken_with_pythons_lock_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gigabyte takes seconds on a busy machine, and a peer that sends no heartbeat for so long is lost."""
+    asked = []
+    real = mmap.mmap
+
+    def spy(fd: int, size: int, flags: int) -> mmap.mmap:
+        asked.append(flags)
+        return real(fd, size, flags=flags)
+
+    monkeypatch.setattr(staging.mmap, "mmap", spy)
+    numel = 4 << 20
+    slots = Slots(tmp_path, "run", mapped=True)
+    slots.reserve(numel)
+    assert asked == [mmap.MAP_SHARED] * 2, "the call keeps the lock: it must not fill the pages too"
+    resident = [int(each) for each in re.findall(r"shard-0.*\n(?:.*\n)*?Rss: *(\d+) kB", smaps())]
+    assert len(resident) == 2
+    assert all(kilobytes << 10 >= 2 * 4 * numel for kilobytes in resident)
+
+
+def smaps() -> str:
+    path = Path("/proc/self/smaps")
+    if not path.exists():
+        pytest.skip("no /proc here that tells of pages")
+    return path.read_text()
 
 
 def test_a_version_that_is_staged_already_stays(mapped: bool, tmp_path: Path) -> None:

@@ -1,9 +1,16 @@
-"""A model of everything that trips frameworks up (K13), and how its peers train it."""
+"""A model of everything that trips frameworks up (K13), and how its peers train it, of one rank or of several."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+Cut = Literal["fully_shard", "distribute_tensor"]
 
 INNER_STEPS, ROUNDS = 3, 2
 
@@ -60,3 +67,58 @@ def train_step(model: Awkward, optimizer: torch.optim.Optimizer, index: int, ste
     optimizer.zero_grad()
     loss_of(model, index, step).backward()
     optimizer.step()
+
+
+def lay_out(model: Awkward, mesh: DeviceMesh, cut: Cut) -> None:
+    """Put the model on the ranks of `mesh`, each parameter as one of the ways that there are has it.
+
+    `fully_shard` takes neither strides, nor a second dtype in a group, nor what has no element or dimension: those are
+    cut by hand, or stay whole, as plain tensors or as replicas.
+    """
+    ways: dict[str, Placement | None] = {"scale": None, "empty": None, "double_": None, "brain": Shard(0)}
+    ways |= {"turned": Shard(0)}
+    if cut == "distribute_tensor":
+        ways |= {name: Shard(0) for name, p in model.named_parameters() if p.ndim}
+        ways |= {"one.weight": Replicate(), "double_": Replicate(), "odd.weight": None}
+    parameters = dict(model.named_parameters())
+    made = {parameters[name]: _placed(parameters[name], mesh, way) for name, way in ways.items()}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter in made:
+                setattr(module, name, made[parameter])  # a tied one is the same again in both places
+    if cut == "fully_shard":
+        fully_shard(model, mesh=mesh, ignored_params=set(made.values()))
+
+
+def train_cut_step(model: Awkward, optimizer: torch.optim.Optimizer, index: int, step: int) -> None:
+    """`train_step` for a model that is cut: its ranks read the same batch, and each keeps its rows of the gradient.
+
+    So no average over ranks comes in, which would round: the bits are those of one rank.
+    """
+    whole = Awkward()
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            parameter.copy_(whole_of(model.get_parameter(name)))
+    loss_of(whole, index, step).backward()
+    optimizer.zero_grad()
+    for name, parameter in whole.named_parameters():
+        ours = model.get_parameter(name)
+        if parameter.grad is not None and isinstance(ours, DTensor):
+            ours.grad = distribute_tensor(
+                parameter.grad, ours.device_mesh, ours.placements, src_data_rank=None
+            )
+        else:
+            ours.grad = parameter.grad
+    optimizer.step()
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _placed(parameter: Tensor, mesh: DeviceMesh, way: Placement | None) -> nn.Parameter:
+    if way is None:
+        assert isinstance(parameter, nn.Parameter)
+        return parameter
+    cut = distribute_tensor(parameter.detach(), mesh, [way], src_data_rank=None)
+    return nn.Parameter(cut, requires_grad=parameter.requires_grad)

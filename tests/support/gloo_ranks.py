@@ -1,90 +1,100 @@
-"""Ranks of one peer as real processes: `python -m support.rank_worker SCENE` for each, meeting through a file."""
+"""Real ranks of one peer: a function of a test file, called on each of R processes that form one gloo group.
+
+results = on_ranks(check, 3, "argument")     # check(rank, num_ranks, "argument"), its result in JSON, by rank
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import json
 import os
-import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from atoll.config import environment
-
-TESTS = Path(__file__).parents[1]
-
-
-@dataclass
-class Ended:
-    code: int
-    out: str
-    err: str
+START_S = 90.0
+"""For importing torch on a machine that others use too; a rank that waits for one that failed is ended at once."""
 
 
-class Ranks:
-    """What was started. Output goes to files, so that no pipe can fill up or be held open."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
-
-    def start(self, rank: int, num_ranks: int, scene: str, *arguments: str) -> None:
-        environ = environment.for_rank(rank, num_ranks, self.folder / "meet")
-        environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *sys.path])
-        with self._file(rank, "out").open("wb") as out, self._file(rank, "err").open("wb") as err:
-            self.processes[rank] = subprocess.Popen(
-                [sys.executable, "-m", "support.rank_worker", scene, *arguments],
-                stdout=out,
-                stderr=err,
-                env=environ,
+def on_ranks(
+    function: Callable[..., Any], num_ranks: int, *arguments: Any, limit_s: float = START_S
+) -> list[Any]:
+    """What `function(rank, num_ranks, *arguments)` returns on each rank. AssertionError with what a rank said if one
+    fails or the limit passes; the others are ended then."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        call = json.dumps([inspect.getfile(function), function.__name__, num_ranks, arguments])
+        said = [open(Path(folder, f"{rank}.said"), "w+") for rank in range(num_ranks)]  # noqa: SIM115
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, folder, str(rank), call],
+                env=environment,
+                stdout=said[rank],
+                stderr=subprocess.STDOUT,
             )
-
-    def said(self, rank: int, word: str, within_s: float = 60.0) -> float:
-        """Wait until `rank` printed `word`; the time when that was seen."""
-        until_s = time.monotonic() + within_s
-        while word not in self.text(rank, "out"):
-            assert time.monotonic() < until_s, (
-                f"rank {rank}: {self.text(rank, 'out')}{self.text(rank, 'err')}"
-            )
-            assert self.processes[rank].poll() is None, self.text(rank, "err")
-            time.sleep(0.01)
-        return time.monotonic()
-
-    def send(self, rank: int, number: signal.Signals) -> float:
-        assert self.processes[rank].poll() is None, "it has to be alive for the fault to fire"
-        self.processes[rank].send_signal(number)
-        return time.monotonic()
-
-    def ended(self, rank: int, within_s: float = 60.0) -> Ended:
-        code = self.processes[rank].wait(within_s)
-        return Ended(code, self.text(rank, "out"), self.text(rank, "err"))
-
-    def all_ended(self, within_s: float = 60.0) -> list[Ended]:
-        return [self.ended(rank, within_s) for rank in sorted(self.processes)]
-
-    def kill(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-
-    def text(self, rank: int, kind: str) -> str:
-        return self._file(rank, kind).read_text()
-
-    def _file(self, rank: int, kind: str) -> Path:
-        return self.folder / f"rank-{rank}.{kind}"
+            for rank in range(num_ranks)
+        ]
+        try:
+            _wait(ranks, limit_s)
+            failed = [rank for rank, process in enumerate(ranks) if process.returncode]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+            words = [_text(file) for file in said]
+        if failed or any(process.returncode for process in ranks):
+            first = failed[0] if failed else 0
+            raise AssertionError(f"rank {first} of {num_ranks}:\n{words[first][-6000:]}")
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
-@contextmanager
-def ranks_of(folder: Path, num_ranks: int, scene: str, *arguments: str) -> Iterator[Ranks]:
-    """`num_ranks` ranks in one scene of `support.rank_worker`; what is left of them at the end is killed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    ranks = Ranks(folder)
-    try:
-        for rank in range(num_ranks):
-            ranks.start(rank, num_ranks, scene, *arguments)
-        yield ranks
-    finally:
-        ranks.kill()
+def _wait(ranks: list[subprocess.Popen[bytes]], limit_s: float) -> None:
+    """Until all have ended, one has failed, or the time is over."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        codes = [process.poll() for process in ranks]
+        if None not in codes or any(codes):
+            return
+        time.sleep(0.02)
+
+
+def _text(file: Any) -> str:
+    file.seek(0)
+    with file:
+        return file.read()
+
+
+def _one_rank(folder: str, rank: int, call: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    path, name, num_ranks, arguments = json.loads(call)
+    spec = importlib.util.spec_from_file_location("on_ranks", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["on_ranks"] = module
+    spec.loader.exec_module(module)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=START_S),
+    )
+    result = getattr(module, name)(rank, num_ranks, *arguments)
+    Path(folder, f"{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _one_rank(sys.argv[1], int(sys.argv[2]), sys.argv[3])

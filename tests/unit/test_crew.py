@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.ranks import TESTS, Ranks, ranks_of
 
 from atoll.config.environment import RankEnvironment
 from atoll.errors import ConfigError, LocalError, QuorumLost, SiblingLost
 from atoll.mesh.crew import Crew
 from atoll.mesh.group import listening_host
 from atoll.values import OpId
+from support.ranks import TESTS, Ranks, ranks_of
 
 
 def test_alone_everything_is_trivial() -> None:

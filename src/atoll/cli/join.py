@@ -35,12 +35,13 @@ def join(
     If the run is under way, its newest state is fetched from other peers first; they do not wait for that. The
     coordinator and every peer print this line, ready to paste.
 
-    A newcomer of several ranks is started by torchrun; how many the others have does not matter.
+    A newcomer of several ranks is started by torchrun; how many the others have does not matter. The two dashes keep
+    torchrun from taking --run for an option of its own.
 
     Try:
 
         ATOLL_TOKEN=... atoll join 10.0.0.5:7070 --run my-run
-        torchrun --nproc_per_node=8 -m atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda
+        torchrun --nproc_per_node=8 -m -- atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda
         atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda --set local.peer=bern
 
     Exit codes: as `atoll train`.
