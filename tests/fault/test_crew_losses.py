@@ -39,7 +39,7 @@ def _assert_line(ranks: Ranks, rank: int, lost: int, how: str) -> None:
 @pytest.mark.parametrize("scene", ["stuck", "blocked", "deciding"])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_killed_rank_takes_its_siblings_with_it_at_once(tmp_path: Path, scene: str, lost: int) -> None:
-    with ranks_of(tmp_path, 2, scene) as ranks:
+    with ranks_of(tmp_path, 2, scene, whole=True) as ranks:
         _ready(ranks)
         killed_s = ranks.send(lost, signal.SIGKILL)
         _assert_line(ranks, 1 - lost, lost, KILLED)
@@ -52,7 +52,7 @@ def test_a_killed_rank_takes_its_siblings_with_it_at_once(tmp_path: Path, scene:
 def test_a_frozen_rank_is_missed_after_dead_s_and_ends_when_it_thaws(
     tmp_path: Path, scene: str, lost: int
 ) -> None:
-    with ranks_of(tmp_path, 2, scene) as ranks:
+    with ranks_of(tmp_path, 2, scene, whole=True) as ranks:
         _ready(ranks)
         frozen_s = ranks.send(lost, signal.SIGSTOP)
         _assert_line(ranks, 1 - lost, lost, FROZEN)

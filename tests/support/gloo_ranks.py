@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +15,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from support.nursery import Child
+from support.swarm import nursery
 
 START_S = 90.0
 """For importing torch on a machine that others use too; a rank that waits for one that failed is ended at once."""
@@ -28,16 +29,11 @@ def on_ranks(
     """What `function(rank, num_ranks, *arguments)` returns on each rank. AssertionError with what a rank said if one
     fails or the limit passes; the others are ended then."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         call = json.dumps([inspect.getfile(function), function.__name__, num_ranks, arguments])
-        said = [open(Path(folder, f"{rank}.said"), "w+") for rank in range(num_ranks)]  # noqa: SIM115
+        said = [Path(folder, f"{rank}.said") for rank in range(num_ranks)]
         ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, folder, str(rank), call],
-                env=environment,
-                stdout=said[rank],
-                stderr=subprocess.STDOUT,
+            nursery().start(
+                Path(__file__), [folder, str(rank), call], said[rank], {"GLOO_SOCKET_IFNAME": "lo"}
             )
             for rank in range(num_ranks)
         ]
@@ -47,15 +43,14 @@ def on_ranks(
         finally:
             for process in ranks:
                 process.kill()
-                process.wait()
-            words = [_text(file) for file in said]
+                process.wait(START_S)
         if failed or any(process.returncode for process in ranks):
             first = failed[0] if failed else 0
-            raise AssertionError(f"rank {first} of {num_ranks}:\n{words[first][-6000:]}")
+            raise AssertionError(f"rank {first} of {num_ranks}:\n{said[first].read_text()[-6000:]}")
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], limit_s: float) -> None:
+def _wait(ranks: list[Child], limit_s: float) -> None:
     """Until all have ended, one has failed, or the time is over."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
@@ -63,12 +58,6 @@ def _wait(ranks: list[subprocess.Popen[bytes]], limit_s: float) -> None:
         if None not in codes or any(codes):
             return
         time.sleep(0.02)
-
-
-def _text(file: Any) -> str:
-    file.seek(0)
-    with file:
-        return file.read()
 
 
 def _one_rank(folder: str, rank: int, call: str) -> None:

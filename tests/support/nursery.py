@@ -71,11 +71,21 @@ class Nursery:
         return self._process.pid
 
     def start(
-        self, script: Path, arguments: list[str], log: Path, environment: dict[str, str] | None = None
+        self,
+        script: Path,
+        arguments: list[str],
+        log: Path,
+        environment: dict[str, str] | None = None,
+        errors: Path | None = None,
     ) -> Child:
-        """Run a script in a new process, with more of an `environment`; its output is appended to `log`. Waits for the
-        first import of torch."""
-        request = {"start": [str(script), *arguments], "log": str(log), "environment": environment or {}}
+        """Run a script in a new process, with more of an `environment`; its output is appended to `log`, and what it
+        says on stderr to `errors` (default: `log`). Waits for the first import of torch."""
+        request = {
+            "start": [str(script), *arguments],
+            "log": str(log),
+            "errors": str(errors or log),
+            "environment": environment or {},
+        }
         return Child(self, self.ask(request))
 
     def ask(self, request: dict[str, Any]) -> Any:
@@ -97,15 +107,20 @@ class Nursery:
 def serve() -> None:
     """The nursery's own loop: start and poll children until the pipe closes."""
     import torch
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
 
-    import atoll.diloco.optimizer  # noqa: F401  (this is what is worth sharing)
+    import atoll.diloco.optimizer
+    import atoll.train.build  # noqa: F401  (this is what is worth sharing)
 
     torch.set_num_threads(1)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports as much again
     for line in sys.stdin.buffer:
         request = json.loads(line)
         if "start" in request:
-            answer: int | None = fork(request["start"], request["log"], request["environment"])
+            answer: int | None = fork(
+                request["start"], request["log"], request["errors"], request["environment"]
+            )
         else:
             done, status = os.waitpid(request["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if done else None
@@ -113,7 +128,7 @@ def serve() -> None:
         sys.stdout.buffer.flush()
 
 
-def fork(arguments: list[str], log: str, environment: dict[str, str]) -> int:
+def fork(arguments: list[str], log: str, errors: str, environment: dict[str, str]) -> int:
     nursery = os.getpid()
     pid = os.fork()
     if pid:
@@ -121,10 +136,12 @@ def fork(arguments: list[str], log: str, environment: dict[str, str]) -> int:
     code = 1
     try:
         tie(nursery)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output, complaints = (
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) for path in (log, errors)
+        )
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
-        os.dup2(output, 2)
+        os.dup2(complaints, 2)
         sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
         sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True)
         sys.argv = arguments

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.config import environment
+from support.nursery import Child
+from support.swarm import nursery
 
 TESTS = Path(__file__).parents[1]
+WORKER = Path(__file__).with_name("rank_worker.py")
 
 
 @dataclass
@@ -27,11 +30,19 @@ class Ended:
 class Ranks:
     """What was started. Output goes to files, so that no pipe can fill up or be held open."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+    def __init__(self, folder: Path, whole: bool = False) -> None:
+        """`whole`: with an interpreter of their own, to its very end; else forked from one that has torch loaded."""
+        self.folder, self._whole = folder, whole
+        self.processes: dict[int, subprocess.Popen[bytes] | Child] = {}
 
     def start(self, rank: int, num_ranks: int, scene: str, *arguments: str) -> None:
+        if not self._whole:
+            said = environment.for_rank(rank, num_ranks, self.folder / "meet", {})
+            out, err = self._file(rank, "out"), self._file(rank, "err")
+            for file in (out, err):
+                file.write_bytes(b"")
+            self.processes[rank] = nursery().start(WORKER, [scene, *arguments], out, said, err)
+            return
         environ = environment.for_rank(rank, num_ranks, self.folder / "meet")
         environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *sys.path])
         with self._file(rank, "out").open("wb") as out, self._file(rank, "err").open("wb") as err:
@@ -68,7 +79,7 @@ class Ranks:
     def kill(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.wait()
+            process.wait(60.0)
 
     def text(self, rank: int, kind: str) -> str:
         return self._file(rank, kind).read_text()
@@ -78,10 +89,12 @@ class Ranks:
 
 
 @contextmanager
-def ranks_of(folder: Path, num_ranks: int, scene: str, *arguments: str) -> Iterator[Ranks]:
+def ranks_of(
+    folder: Path, num_ranks: int, scene: str, *arguments: str, whole: bool = False
+) -> Iterator[Ranks]:
     """`num_ranks` ranks in one scene of `support.rank_worker`; what is left of them at the end is killed."""
     folder.mkdir(parents=True, exist_ok=True)
-    ranks = Ranks(folder)
+    ranks = Ranks(folder, whole)
     try:
         for rank in range(num_ranks):
             ranks.start(rank, num_ranks, scene, *arguments)
