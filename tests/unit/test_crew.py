@@ -173,4 +173,6 @@ def test_torchrun_starts_ranks(tmp_path: Path) -> None:
 def test_a_lost_siblings_code_is_its_own_or_that_of_the_error() -> None:
     assert SiblingLost("gone").exit_code == 9
     assert SiblingLost("gone", 8).exit_code == 8
-    assert not issubclass(SiblingLost, LocalError | ConfigError), "what one rank reports as its own is neither"
+    assert not issubclass(SiblingLost, LocalError | ConfigError), (
+        "what one rank reports as its own is neither"
+    )
