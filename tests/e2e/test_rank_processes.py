@@ -57,13 +57,13 @@ batch_size = 6
 warmup_steps = 4
 
 [outer]
-inner_steps = 3
+inner_steps = {inner_steps}
 
 [checkpoint]
 every_rounds = 1
 
 [eval]
-every_rounds = 4
+every_rounds = 2
 
 [membership]
 start_peers = {peers}
@@ -78,14 +78,16 @@ TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m",
 """What follows "--" is ours. Without it torchrun takes our --run for a --run-path of its own that is cut short."""
 
 
-def write_run(folder: Path, *, steps: int, peers: int) -> Path:
+def write_run(folder: Path, *, steps: int, peers: int, inner_steps: int = 3) -> Path:
     text = folder / "text"
     text.mkdir()
     for number in range(40):
         lines = [f"line {i} of document {number}: {i * number}" for i in range(60)]
         (text / f"{number}.txt").write_text("\n".join(lines))
     path = folder / "run.toml"
-    path.write_text(RUN.format(text=text, steps=steps, peers=peers, out=folder / "runs"))
+    path.write_text(
+        RUN.format(text=text, steps=steps, inner_steps=inner_steps, peers=peers, out=folder / "runs")
+    )
     return path
 
 
@@ -160,7 +162,7 @@ def assert_one_history(seen: list[Seen], peers: int) -> None:
 
 
 def test_peers_of_one_two_and_three_ranks_train_and_go_on_with_other_numbers(tmp_path: Path) -> None:
-    run_toml = write_run(tmp_path, steps=180, peers=3)
+    run_toml = write_run(tmp_path, steps=200, peers=3, inner_steps=20)  # long enough to save each
     command = ["atoll", "launch", run_toml, "--peers", 3, "--ranks"]
     with started(tmp_path) as start:
         first = start("first", *command, "1,2,3")
@@ -182,7 +184,7 @@ def test_peers_of_one_two_and_three_ranks_train_and_go_on_with_other_numbers(tmp
     (folder,) = runs.iterdir()
     seen = EventTail(folder).read()[len(before) :]
     assert_one_history(seen, 3)
-    assert max(digests(seen)) >= 60, "all 180 steps, 3 a round"
+    assert max(digests(seen)) >= 10, "all 200 steps, 20 a round"
     for peer, were, are in (("peer-0", "1 rank", 3), ("peer-1", "2 ranks", 1), ("peer-2", "3 ranks", 2)):
         (resumed,) = of(seen, Resumed, peer)
         assert resumed.version >= 1
