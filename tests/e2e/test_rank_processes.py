@@ -57,13 +57,13 @@ batch_size = 6
 warmup_steps = 4
 
 [outer]
-inner_steps = 3
+inner_steps = {inner_steps}
 
 [checkpoint]
 every_rounds = 1
 
 [eval]
-every_rounds = 4
+every_rounds = 2
 
 [membership]
 start_peers = {peers}
@@ -78,14 +78,16 @@ TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m",
 """What follows "--" is ours. Without it torchrun takes our --run for a --run-path of its own that is cut short."""
 
 
-def write_run(folder: Path, *, steps: int, peers: int) -> Path:
+def write_run(folder: Path, *, steps: int, peers: int, inner_steps: int = 3) -> Path:
     text = folder / "text"
     text.mkdir()
     for number in range(40):
         lines = [f"line {i} of document {number}: {i * number}" for i in range(60)]
         (text / f"{number}.txt").write_text("\n".join(lines))
     path = folder / "run.toml"
-    path.write_text(RUN.format(text=text, steps=steps, peers=peers, out=folder / "runs"))
+    path.write_text(
+        RUN.format(text=text, steps=steps, inner_steps=inner_steps, peers=peers, out=folder / "runs")
+    )
     return path
 
 
@@ -160,17 +162,17 @@ def assert_one_history(seen: list[Seen], peers: int) -> None:
 
 
 def test_peers_of_one_two_and_three_ranks_train_and_go_on_with_other_numbers(tmp_path: Path) -> None:
-    run_toml = write_run(tmp_path, steps=60, peers=3)
+    run_toml = write_run(tmp_path, steps=200, peers=3, inner_steps=20)  # long enough to save each
     command = ["atoll", "launch", run_toml, "--peers", 3, "--ranks"]
     with started(tmp_path) as start:
         first = start("first", *command, "1,2,3")
         runs = tmp_path / "runs"
 
         def saved() -> bool:
-            whole = [each for path in runs.glob("*") for each in of(EventTail(path).read(), CheckpointSaved)]
-            return len([each for each in whole if each.version >= 2]) >= 3
+            seen = [each for path in runs.glob("*") for each in EventTail(path).read()]
+            return len({e.source for e in seen if isinstance(e.event, CheckpointSaved)}) == 3
 
-        first.until(saved, "version 2 is saved by all")
+        first.until(saved, "each peer has saved a version")
         first.process.send_signal(signal.SIGTERM)
         assert first.wait() == 143, first.said()
         (folder,) = runs.iterdir()
@@ -182,10 +184,10 @@ def test_peers_of_one_two_and_three_ranks_train_and_go_on_with_other_numbers(tmp
     (folder,) = runs.iterdir()
     seen = EventTail(folder).read()[len(before) :]
     assert_one_history(seen, 3)
-    assert max(digests(seen)) >= 20, "all 60 steps of 3 a round"
+    assert max(digests(seen)) >= 10, "all 200 steps, 20 a round"
     for peer, were, are in (("peer-0", "1 rank", 3), ("peer-1", "2 ranks", 1), ("peer-2", "3 ranks", 2)):
         (resumed,) = of(seen, Resumed, peer)
-        assert resumed.version >= 2
+        assert resumed.version >= 1
         assert resumed.own_part
         assert any(
             f"it was saved by {were} and this peer has {are}: its inner optimizer's state is cut anew" in each
