@@ -96,7 +96,9 @@ def run_peer(
             run=config.run.name,
             peer=local.peer or default_peer_name(),
             token=token,
-            engine=engine_address(local.coordinator, local.bind, local.port, local.advertise),
+            engine=engine_address(
+                local.coordinator, local.bind, local.port, local.advertise, local.sidecar_port
+            ),
             line=Line(parse_rate(config.net.max_up), parse_rate(config.net.max_down), config.net.congestion),
             out=run_folder(config),
             total_steps=config.run.steps,
