@@ -9,6 +9,7 @@ A coordinator and real peers, with the trainer's own code, on loopback. Every ra
 - sync: the peak of later syncs above the level between rounds, in bytes per parameter of the rank.
 - training: what the model and the steps of the first round add, by what the plan says.
 - staging: the bytes in the staging folder, by what the plan says for it without its log.
+- host_mb: what was measured for "rounds", in MB: with R ranks asked to be a rank's R-th part.
 - whole: the peak of the process above what it had before its model was built (`base_mb`: imports and text), by the
   plan's sum, estimates included (asked: 0.9 to 1.1).
 """
@@ -47,7 +48,6 @@ MODEL = (
     "model.ffn_dim=1408",
     "model.max_seq_len=32",
     "data.seq_len=32",
-    "inner.batch_size=1",
     "eval.sequences=1",
     "eval.every_rounds=0",
     "checkpoint.every_s=0",
@@ -143,7 +143,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
                 process.wait()
 
 
-def train(config: RunConfig, assignments: list[str], folder: Path, num_peers: int, num_ranks: int) -> int:
+def train(config: RunConfig, folder: Path, num_peers: int, num_ranks: int) -> int:
     """The run, to its end; returns the most bytes that one peer had in the staging folder."""
     from atoll.config.dump import write_resolved
 
@@ -169,7 +169,7 @@ def train(config: RunConfig, assignments: list[str], folder: Path, num_peers: in
         address = f"127.0.0.1:{listening(folder / 'coordinator.log')}"
         for index in range(num_peers):
             with (folder / f"peer-{index}.log").open("wb") as log:
-                command = [*(own if num_ranks == 1 else starter), f"peer-{index}"]
+                command = [*(own if num_ranks == 1 or index else starter), f"peer-{index}"]
                 command += ["--config", str(config_path), "--address", address, "--out", str(folder)]
                 started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
         most, deadline_s = 0, time.monotonic() + END_S
@@ -226,6 +226,7 @@ def judge(moments: list[Moment], peer: PeerSizes, *, stages: bool) -> dict[str, 
     whole += reserved_bytes(peer) if stages else 0
     return {
         "rounds": rounds / total_bytes(sizes.host),
+        "host_mb": rounds / 1e6,
         "sync": max(later) / sizes.elements,
         "training": training / total_bytes(sizes.device),
         "whole": (max(each.peak for each in moments) - base.rss) / whole,
@@ -241,7 +242,7 @@ def reserved_bytes(sizes: PeerSizes) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--peers", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=1, help="of a peer, started by torchrun")
+    parser.add_argument("--ranks", type=int, default=1, help="of the first peer, started by torchrun")
     parser.add_argument("--set", action="append", default=[], help="section.key=value")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
@@ -253,14 +254,16 @@ def main() -> int:
         return be_a_rank(given.config, given.rank_of, given.address, given.out)
     with tempfile.TemporaryDirectory(prefix="sync-memory-") as name:
         folder = Path(name)
-        settings = [*MODEL, f"membership.start_peers={given.peers}", f'local.out="{name}"', *given.set]
+        settings = [*MODEL, f"membership.start_peers={given.peers}", f"inner.batch_size={given.ranks}"]
+        settings += [f'local.out="{name}"', *given.set]
         config = load(None, settings)
-        sizes = peer_sizes(config, num_ranks=given.ranks)
-        staged = train(config, settings, folder, given.peers, given.ranks)
+        sizes, single = peer_sizes(config, num_ranks=given.ranks), peer_sizes(config)
+        staged = train(config, folder, given.peers, given.ranks)
         rows: dict[str, dict[str, float]] = {}
         for path in sorted(folder.glob("*.moments")):
             moments = [Moment(**json.loads(line)) for line in path.read_text().splitlines()]
-            rows[path.stem] = judge(moments, sizes, stages=path.stem.endswith("-0"))
+            peer = sizes if path.stem.startswith("peer-0-") else single
+            rows[path.stem] = judge(moments, peer, stages=path.stem.endswith("-0"))
     staging = staged / reserved_bytes(sizes)
     if given.json:
         said = {
@@ -274,7 +277,8 @@ def main() -> int:
         }
         print(json.dumps(said))
         return 0
-    print(f"{sizes.parameters:,} parameters, {given.peers} peers of {given.ranks} ranks")
+    print(f"{sizes.parameters:,} parameters, {given.peers} peers, the first of {given.ranks} ranks")
+    print(f"planned for a rank by rounds: {total_bytes(sizes.largest.host) / 1e6:.1f} MB")
     columns = list(next(iter(rows.values())))
     print(f"{'rank':12}" + "".join(f"{column:>10}" for column in columns))
     for rank, row in rows.items():

@@ -106,8 +106,8 @@ class Exchange:
         own_bytes: int = 0,
         crew: Crew | None = None,
     ) -> None:
-        """Listens at once (port 0: any free one); raises LocalError if the address can not be had. `inner` is staged with snapshots, and
-        taken over when this peer joins late; None: joiners begin with a fresh one."""
+        """Listens at once (port 0: any free one); raises LocalError if the address can not be had. `inner` is staged
+        with snapshots, and taken over when this peer joins late; None: joiners begin with a fresh one."""
         self._run, self._peer, self._member, self._line, self._emit = run, peer, member, line, emit
         self._inner = inner
         self.took_inner = False

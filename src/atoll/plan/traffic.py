@@ -71,7 +71,9 @@ def traffic_by_route(
     num_routes = max(1, len(routes) - 1)
     cells = table.routes * len(lanes) + table.lanes
     shape = num_routes, len(lanes)
-    payloads = np.bincount(cells, np.diff(table.offsets), num_routes * len(lanes)).astype(np.int64).reshape(shape)
+    payloads = (
+        np.bincount(cells, np.diff(table.offsets), num_routes * len(lanes)).astype(np.int64).reshape(shape)
+    )
     acks = FRAME_BYTES * np.bincount(cells, minlength=num_routes * len(lanes)).reshape(shape)
     contributes = contributing(members, contributors)
     nodes = np.arange(len(members))

@@ -70,9 +70,7 @@ def run_peer(
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
     crew, mesh = crew or Crew.alone(), mesh or ElasticDeviceMesh()
-    if crew.is_lead and not (
-        config.model.hf or config.model.lora_rank
-    ):  # of which sizes are not known before
+    if crew.is_lead and not config.model.hf:  # whose sizes are not known before
         _check_room(config, crew.num_ranks)
     skipped: list[RowsSkipped] = []
     corpus = load_corpus(config, skipped.append)
