@@ -10,8 +10,12 @@ A coordinator and real peers, with the trainer's own code, on loopback. Every ra
 - training: what the model and the steps of the first round add, by what the plan says.
 - staging: the bytes in the staging folder, by what the plan says for it without its log.
 - host_mb: what was measured for "rounds", in MB: with R ranks asked to be a rank's R-th part.
+  The first rank of several maps the update that they put together in the staging folder; that is left out here.
 - whole: the peak of the process above what it had before its model was built (`base_mb`: imports and text), by the
   plan's sum, estimates included (asked: 0.9 to 1.1).
+
+Freed memory goes back to the system at once (MALLOC_MMAP_THRESHOLD_), so that one thing's is not taken for another's.
+With --keep the allocator does as it likes; then a process takes what `whole` says.
 """
 
 from __future__ import annotations
@@ -57,6 +61,8 @@ MODEL = (
 )
 """30 million parameters."""
 END_S = 600.0
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Otherwise glibc raises both as memory is freed, up to 32 MiB, and keeps that much and more for what comes next."""
 
 
 # ---- a rank -----------------------------------------------------------------------------------------------------
@@ -143,14 +149,14 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
                 process.wait()
 
 
-def train(config: RunConfig, folder: Path, num_peers: int, num_ranks: int) -> int:
+def train(config: RunConfig, folder: Path, num_peers: int, num_ranks: int, allocator: dict[str, str]) -> int:
     """The run, to its end; returns the most bytes that one peer had in the staging folder."""
     from atoll.config.dump import write_resolved
 
     staging = Path(config.checkpoint.staging)
     config_path = folder / "config.toml"
     write_resolved(config, config_path)
-    environment = {**os.environ, "ATOLL_TOKEN": TOKEN}
+    environment = {**os.environ, "ATOLL_TOKEN": TOKEN, **allocator}
     own = [sys.executable, str(Path(__file__).resolve()), "--rank-of"]
     starter = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}"]
     starter += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", *own[1:]]
@@ -218,10 +224,12 @@ def judge(moments: list[Moment], peer: PeerSizes, *, stages: bool) -> dict[str, 
     before = [each for each in moments if each.what == "before finish_round"]
     after = [each for each in moments if each.what == "after finish_round"]
     opened = first["after open"].anon - first["before open"].anon
-    rounds = opened + after[0].peak - before[0].rss
+    mapped = peer.wire_bytes if stages and peer.num_ranks > 1 else 0
+    rounds = opened + after[0].peak - before[0].rss - mapped
     built = first["after build_model"].anon - base.anon
-    training = built + before[0].peak - begun.rss
-    later = [end.peak - begin.rss for begin, end in zip(before[1:], after[1:], strict=True)]
+    steps = moments[moments.index(begun) + 1 : moments.index(before[0])]
+    training = built + max(each.peak for each in steps) - begun.rss
+    later = [end.peak - begin.rss - mapped for begin, end in zip(before[1:], after[1:], strict=True)]
     whole = total_bytes(sizes.host) + total_bytes(sizes.device)
     whole += reserved_bytes(peer) if stages else 0
     return {
@@ -243,6 +251,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--peers", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=1, help="of the first peer, started by torchrun")
+    parser.add_argument("--keep", action="store_true", help="let the allocator keep freed memory")
     parser.add_argument("--set", action="append", default=[], help="section.key=value")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
@@ -258,7 +267,7 @@ def main() -> int:
         settings += [f'local.out="{name}"', *given.set]
         config = load(None, settings)
         sizes, single = peer_sizes(config, num_ranks=given.ranks), peer_sizes(config)
-        staged = train(config, folder, given.peers, given.ranks)
+        staged = train(config, folder, given.peers, given.ranks, {} if given.keep else AT_ONCE)
         rows: dict[str, dict[str, float]] = {}
         for path in sorted(folder.glob("*.moments")):
             moments = [Moment(**json.loads(line)) for line in path.read_text().splitlines()]

@@ -168,7 +168,7 @@ def test_what_ranks_gather_and_where_their_rows_rest() -> None:
 def test_activations_are_about_what_torch_keeps_for_the_backward_pass(
     computes: str, mode: str, chunk_tokens: int
 ) -> None:
-    """Within a tenth or a vector a token, less what is not there at that time: logits, which are gone, and a layer that is made again."""
+    """Within a tenth or a vector a token, less what is not there then: logits, and a layer that is made again."""
     config = LlamaConfig(**{**SMALL, "num_layers": 4, "dim": 64, "ffn_dim": 176, "vocab_size": 512})
     model, kept, alive = Llama(config, loss_chunk_tokens=chunk_tokens), {}, []
     every = {"none": 0, "full": 1, "every other": 2}[mode]

@@ -187,7 +187,8 @@ def _rank_sizes(
         )
     matrices = [each.shape for each in hidden_matrices(weights.trained)]
     if config.inner.optimizer == "muon" and matrices:
-        device += muon_items(*max(matrices, key=math.prod), num_ranks)
+        rows, columns = max(matrices, key=math.prod)
+        device += muon_items(rows, columns, num_ranks)
     if local.autocast and not bf16:
         device.append(Item("matrices cast by autocast", 2 * _cast(weights), estimate=True))
     device.append(Item("activations", _activations(config, llama, part), estimate=True))
