@@ -9,8 +9,13 @@ A coordinator and real peers, with the trainer's own code, on loopback. Every ra
 - sync: the peak of later syncs above the level between rounds, in bytes per parameter of the rank.
 - training: what the model and the steps of the first round add, by what the plan says.
 - staging: the bytes in the staging folder, by what the plan says for it without its log.
+- host_mb: what was measured for "rounds", in MB: with R ranks asked to be a rank's R-th part.
+  The first rank of several maps the update that they put together in the staging folder; that is left out here.
 - whole: the peak of the process above what it had before its model was built (`base_mb`: imports and text), by the
   plan's sum, estimates included (asked: 0.9 to 1.1).
+
+Freed memory goes back to the system at once (MALLOC_MMAP_THRESHOLD_), so that one thing's is not taken for another's.
+With --keep the allocator does as it likes; then a process takes what `whole` says.
 """
 
 from __future__ import annotations
@@ -47,7 +52,6 @@ MODEL = (
     "model.ffn_dim=1408",
     "model.max_seq_len=32",
     "data.seq_len=32",
-    "inner.batch_size=1",
     "eval.sequences=1",
     "eval.every_rounds=0",
     "checkpoint.every_s=0",
@@ -57,6 +61,8 @@ MODEL = (
 )
 """30 million parameters."""
 END_S = 600.0
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Otherwise glibc raises both as memory is freed, up to 32 MiB, and keeps that much and more for what comes next."""
 
 
 # ---- a rank -----------------------------------------------------------------------------------------------------
@@ -143,14 +149,14 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
                 process.wait()
 
 
-def train(config: RunConfig, assignments: list[str], folder: Path, num_peers: int, num_ranks: int) -> int:
+def train(config: RunConfig, folder: Path, num_peers: int, num_ranks: int, allocator: dict[str, str]) -> int:
     """The run, to its end; returns the most bytes that one peer had in the staging folder."""
     from atoll.config.dump import write_resolved
 
     staging = Path(config.checkpoint.staging)
     config_path = folder / "config.toml"
     write_resolved(config, config_path)
-    environment = {**os.environ, "ATOLL_TOKEN": TOKEN}
+    environment = {**os.environ, "ATOLL_TOKEN": TOKEN, **allocator}
     own = [sys.executable, str(Path(__file__).resolve()), "--rank-of"]
     starter = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}"]
     starter += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", *own[1:]]
@@ -169,7 +175,7 @@ def train(config: RunConfig, assignments: list[str], folder: Path, num_peers: in
         address = f"127.0.0.1:{listening(folder / 'coordinator.log')}"
         for index in range(num_peers):
             with (folder / f"peer-{index}.log").open("wb") as log:
-                command = [*(own if num_ranks == 1 else starter), f"peer-{index}"]
+                command = [*(own if num_ranks == 1 or index else starter), f"peer-{index}"]
                 command += ["--config", str(config_path), "--address", address, "--out", str(folder)]
                 started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
         most, deadline_s = 0, time.monotonic() + END_S
@@ -218,14 +224,17 @@ def judge(moments: list[Moment], peer: PeerSizes, *, stages: bool) -> dict[str, 
     before = [each for each in moments if each.what == "before finish_round"]
     after = [each for each in moments if each.what == "after finish_round"]
     opened = first["after open"].anon - first["before open"].anon
-    rounds = opened + after[0].peak - before[0].rss
+    mapped = peer.wire_bytes if stages and peer.num_ranks > 1 else 0
+    rounds = opened + after[0].peak - before[0].rss - mapped
     built = first["after build_model"].anon - base.anon
-    training = built + before[0].peak - begun.rss
-    later = [end.peak - begin.rss for begin, end in zip(before[1:], after[1:], strict=True)]
+    steps = moments[moments.index(begun) + 1 : moments.index(before[0])]
+    training = built + max(each.peak for each in steps) - begun.rss
+    later = [end.peak - begin.rss - mapped for begin, end in zip(before[1:], after[1:], strict=True)]
     whole = total_bytes(sizes.host) + total_bytes(sizes.device)
     whole += reserved_bytes(peer) if stages else 0
     return {
         "rounds": rounds / total_bytes(sizes.host),
+        "host_mb": rounds / 1e6,
         "sync": max(later) / sizes.elements,
         "training": training / total_bytes(sizes.device),
         "whole": (max(each.peak for each in moments) - base.rss) / whole,
@@ -241,7 +250,8 @@ def reserved_bytes(sizes: PeerSizes) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--peers", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=1, help="of a peer, started by torchrun")
+    parser.add_argument("--ranks", type=int, default=1, help="of the first peer, started by torchrun")
+    parser.add_argument("--keep", action="store_true", help="let the allocator keep freed memory")
     parser.add_argument("--set", action="append", default=[], help="section.key=value")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
@@ -253,14 +263,16 @@ def main() -> int:
         return be_a_rank(given.config, given.rank_of, given.address, given.out)
     with tempfile.TemporaryDirectory(prefix="sync-memory-") as name:
         folder = Path(name)
-        settings = [*MODEL, f"membership.start_peers={given.peers}", f'local.out="{name}"', *given.set]
+        settings = [*MODEL, f"membership.start_peers={given.peers}", f"inner.batch_size={given.ranks}"]
+        settings += [f'local.out="{name}"', *given.set]
         config = load(None, settings)
-        sizes = peer_sizes(config, num_ranks=given.ranks)
-        staged = train(config, settings, folder, given.peers, given.ranks)
+        sizes, single = peer_sizes(config, num_ranks=given.ranks), peer_sizes(config)
+        staged = train(config, folder, given.peers, given.ranks, {} if given.keep else AT_ONCE)
         rows: dict[str, dict[str, float]] = {}
         for path in sorted(folder.glob("*.moments")):
             moments = [Moment(**json.loads(line)) for line in path.read_text().splitlines()]
-            rows[path.stem] = judge(moments, sizes, stages=path.stem.endswith("-0"))
+            peer = sizes if path.stem.startswith("peer-0-") else single
+            rows[path.stem] = judge(moments, peer, stages=path.stem.endswith("-0"))
     staging = staged / reserved_bytes(sizes)
     if given.json:
         said = {
@@ -274,7 +286,8 @@ def main() -> int:
         }
         print(json.dumps(said))
         return 0
-    print(f"{sizes.parameters:,} parameters, {given.peers} peers of {given.ranks} ranks")
+    print(f"{sizes.parameters:,} parameters, {given.peers} peers, the first of {given.ranks} ranks")
+    print(f"planned for a rank by rounds: {total_bytes(sizes.largest.host) / 1e6:.1f} MB")
     columns = list(next(iter(rows.values())))
     print(f"{'rank':12}" + "".join(f"{column:>10}" for column in columns))
     for rank, row in rows.items():

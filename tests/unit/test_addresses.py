@@ -13,6 +13,7 @@ from atoll.network.addresses import EngineAddress, engine_address
 def test_a_coordinator_on_loopback_keeps_the_engine_there() -> None:
     assert engine_address("127.0.0.1:7070", "", 0, "") == EngineAddress("127.0.0.1", 0, "127.0.0.1")
     assert engine_address("localhost:7070", "", 0, "").advertise == "127.0.0.1"
+    assert engine_address("127.0.0.1:7070", "", 1, "", 2) == EngineAddress("127.0.0.1", 1, "127.0.0.1", 2)
 
 
 def test_elsewhere_it_listens_everywhere_and_advertises_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

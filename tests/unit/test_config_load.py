@@ -192,3 +192,9 @@ def test_steps_by_speed_go_with_weights_by_tokens(tmp_path: Path) -> None:
     path = write(tmp_path, '[outer]\nsteps_by_speed = true\nweights = "equal"\n')
     (message,) = mistakes(path)
     assert 'steps_by_speed = true goes with weights = "tokens"' in message
+
+
+def test_the_sidecar_has_a_port_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="sidecar_port = 7071 is the engine's port: choose another one"):
+        load(None, ["local.port=7071", "local.sidecar_port=7071"])
+    assert load(None, ["local.port=7071", "local.sidecar_port=7072"]).local.sidecar_port == 7072

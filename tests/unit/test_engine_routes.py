@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from atoll.comm.loopback import LoopbackCommunicator, LoopbackHub
 from atoll.comm.trees import reduce_here
 from atoll.plan.grid import Grid
 from atoll.plan.routes import routing_of
+from atoll.plan.traffic import FRAME_BYTES, traffic
 from atoll.values import Contribution, Edge, Lane, NodeId, OpId, Plan, Range
 from support.rank_engines import GRID, Cut, RankEngines, assembled, begin, cut_of, plan_with, reduce_all
 from support.trees import ring_lanes, two_level_lanes
@@ -81,6 +82,45 @@ def test_two_peers_of_two_ranks_have_two_separate_routes(codec: str) -> None:
         check(plan, GRID, values, reduce_all(engines.comms, plan, GRID, values))
         for comm in engines.comms.values():
             assert comm.stats()["connections"] == 1  # with the rank of its own number
+
+
+def test_bytes_are_those_of_the_plan() -> None:
+    """And a frame that begins the op, on each connection. Of the second op, when those are there; the last
+    acknowledgements may come after the reports."""
+    values = values_for(ONE_TWO_THREE, 9)
+    with RankEngines(ONE_TWO_THREE) as engines:
+
+        def counted(what: str) -> dict[str, int]:
+            rows = [(node.peer, comm.stats()[what]) for node, comm in engines.comms.items()]
+            return {peer: sum(number for owner, number in rows if owner == peer) for peer in values}
+
+        plan = engines.plan("int8", OpId(1, 0), chunk_bytes=2000)
+        moved = traffic(
+            plan.lanes,
+            plan.members,
+            routing_of(plan, GRID).grid,
+            "int8",
+            chunk_bytes=2000,
+            routes=routing_of(plan, GRID).cuts,
+        )
+        reduce_all(engines.comms, plan, GRID, values)
+        before, connections = settled(lambda: counted("sent_bytes")), counted("connections")
+        expected = {peer: each.sent_bytes + FRAME_BYTES * connections[peer] for peer, each in moved.items()}
+        reduce_all(engines.comms, replace(plan, op=OpId(1, 1)), GRID, values)
+        after = settled(lambda: counted("sent_bytes"))
+        assert {peer: each - before[peer] for peer, each in after.items()} == expected
+
+
+def settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:
+    """What `count` says when it has said the same for a fifth of a second; within ten seconds."""
+    deadline_s, last, since_s = time.monotonic() + 10, count(), time.monotonic()
+    while time.monotonic() - since_s < 0.2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+        now = count()
+        if now != last:
+            last, since_s = now, time.monotonic()
+    return last
 
 
 def test_any_cut_and_a_rank_that_owns_nothing() -> None:

@@ -10,7 +10,7 @@ from atoll.clock import ManualClock
 from atoll.diloco.data import NoData
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
-from atoll.diloco.round_report import RoundReport
+from atoll.diloco.round_report import Phases, RoundReport
 from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.diloco.work import Work
 from atoll.kernels import Floats
@@ -190,3 +190,27 @@ def test_a_slower_peer_makes_fewer_steps_and_the_runs_step_is_one_history() -> N
     assert [work.train_s for work in transaction.works] == [3.0, 1.0, 3.0, 3.0]
     assert ends == [6, 12, 18, 24], "the run's step goes on by the round's own length"
     assert jumps == [12], "where a learning rate that is followed has to make up for it"
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_who_is_left_out_resets_its_inner_optimizer_only_after_an_update_that_is_not_finite(
+    finite: bool,
+) -> None:
+    """By the norm of the update: a commit may have put the mean in its place."""
+    model, resets = model_at(STEP), []
+
+    class LeftOut(Transaction):
+        def run(self, delta: Floats, work: Work) -> RoundReport:
+            norm = float(np.linalg.norm(delta.astype(np.float64)))
+            delta[:] = 0
+            shape = RoundShape(2, 0.7, 0.9, True)
+            return RoundReport(
+                True, 1, shape, 1, (), (), "why", "went on", False, "", "", norm, 0, 0, 0, Phases()
+            )
+
+    loop = loop_of(model, LeftOut(), carry=False)
+    loop.on_reset = lambda: resets.append(True)
+    with torch.no_grad():
+        model.w -= torch.from_numpy(STEP) if finite else torch.tensor([0, float("nan"), 0])
+    loop.finish_round()
+    assert resets == ([] if finite else [True])

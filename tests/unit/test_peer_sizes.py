@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,18 @@ import torch
 
 from atoll.config.load import load
 from atoll.config.schema import RunConfig
-from atoll.errors import LocalError
-from atoll.plan.memory import LlamaShape, activation_bytes, total_bytes
+from atoll.errors import ConfigError, LocalError
+from atoll.plan.memory import Computing, LlamaShape, activation_bytes, total_bytes
+from atoll.state.own_rows import BLOCK
 from atoll.state.tensors import ModelTensors
 from atoll.train import room
+from atoll.train.activations import checkpoint_activations
 from atoll.train.llama import Llama, LlamaConfig
-from atoll.train.models import build_model
+from atoll.train.llama_layout import llama_layout, llama_weights
+from atoll.train.masters import Masters
+from atoll.train.models import build_inner, build_model
 from atoll.train.room import check_room, free_bytes_in, is_ram
-from atoll.train.sizes import llama_layout, peer_sizes, rank_grid
+from atoll.train.sizes import peer_sizes, rank_grid
 
 SMALL = {
     "vocab_size": 96,
@@ -27,6 +32,8 @@ SMALL = {
     "ffn_dim": 88,
     "max_seq_len": 64,
 }
+
+ADAPTED = ("model.lora_rank=4", 'model.lora_targets=["q_proj", "down_proj"]', 'model.init_from="nowhere"')
 
 
 def config_of(*assignments: str) -> RunConfig:
@@ -70,35 +77,142 @@ def test_what_codec_and_settings_change() -> None:
         return {item.name: item.num_bytes for item in (*largest.host, *largest.device)}
 
     elements = peer_sizes(_with_model()).parameters
-    assert named()["decoded mean"] == named()["pseudo-gradient"] == 4 * elements
-    assert "decoded mean" not in named('outer.codec="fp32"'), "the result is the mean"
-    assert named('outer.codec="stat2"')["residual of error feedback"] == 4 * elements
-    assert "a round's copy of one parameter" in named('local.device="cuda"')
+    assert "decoded mean" not in named(), "it takes the place of the pseudo-gradient"
+    fed = named('outer.codec="stat2"')
+    assert fed["residual of error feedback"] == fed["decoded mean"] == 4 * elements
+    assert "encoded update" not in named('outer.codec="fp32"'), "the vectors are what is sent"
+    assert "pinned buffers, to and from the GPU" not in named()
+    assert named('local.device="cuda"')["pinned buffers, to and from the GPU"] == 2 * 8 * BLOCK
     donor = peer_sizes(_with_model('inner.joiner="donor"'))
     assert donor.staged_bytes - peer_sizes(_with_model()).staged_bytes == 2 * 8 * elements
     feedback = peer_sizes(_with_model('outer.codec="stat2"'))
     assert feedback.staged_bytes - peer_sizes(_with_model()).staged_bytes == 4 * elements
 
 
-def test_activations_are_about_what_torch_keeps_for_the_backward_pass() -> None:
-    """Within a tenth, less the logits, which are gone by then."""
-    config = LlamaConfig(**{**SMALL, "dim": 64, "ffn_dim": 176, "vocab_size": 512})
-    model, kept = Llama(config), {}
+# ---- what training holds ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [(), ('inner.optimizer="muon"',), ('inner.optimizer="muon"', *ADAPTED)])
+def test_the_inner_optimizer_has_what_the_plan_says(settings: tuple[str, ...]) -> None:
+    config = _with_model(*settings)
+    model = build_model(config, with_weights=False)
+    inner = build_inner(model, config)
+    tokens = torch.randint(0, SMALL["vocab_size"], (config.inner.batch_size, 8))
+    inner.step(tokens, tokens, 0)
+    held = [value for state in inner.optimizer.state.values() for value in state.values()]
+    num_bytes = sum(each.nbytes for each in held if each.ndim)
+    assert _items(config)["inner optimizer"] == num_bytes
+
+
+def test_muon_keeps_one_moment_of_a_matrix_on_every_rank() -> None:
+    config = _with_model('inner.optimizer="muon"')
+    assert _items(config, 2)["inner optimizer"] == pytest.approx(
+        _items(config)["inner optimizer"] / 2, rel=0.02
+    )
+    assert _items(config)["inner optimizer"] < _items(_with_model())["inner optimizer"]
+
+
+def test_adapters_are_what_is_trained_and_travels() -> None:
+    config = _with_model(*ADAPTED)
+    model, sizes = build_model(config, with_weights=False), peer_sizes(config)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    weights = llama_weights(LlamaConfig(**SMALL), lora_rank=4, lora_targets=("q_proj", "down_proj"))
+    assert weights.trained == ModelTensors(model.named_parameters(remove_duplicate=False)).layout
+    assert sizes.trained == sum(each.numel() for each in trained)
+    assert sizes.parameters == sum(each.numel() for each in model.parameters())
+    items = _items(config)
+    assert items["parameters"] + items["frozen weights"] == 4 * sizes.parameters
+    assert items["gradients"] == items["anchor"] == 4 * sizes.trained
+    with pytest.raises(
+        ConfigError, match=r"model\.lora_targets has gate, and no linear layer is named so; there are"
+    ):
+        peer_sizes(_with_model(*ADAPTED, 'model.lora_targets=["gate"]'))
+
+
+def test_a_model_of_transformers_has_no_sizes_beforehand() -> None:
+    with pytest.raises(
+        ConfigError, match=r"model\.hf = 'a/config\.json': .* sizes are told of the built-in model"
+    ):
+        peer_sizes(config_of('model.hf="a/config.json"'))
+
+
+def test_bf16_copies_and_what_goes_to_their_masters() -> None:
+    elements = peer_sizes(_with_model()).parameters
+    one = _items(_with_model('local.param_dtype="bf16"', "local.micro_batch=1", "inner.batch_size=4"))
+    assert one["bf16 copies"] == one["gradients of the copies"] == 2 * elements
+    whole = _items(_with_model('local.param_dtype="bf16"', "inner.batch_size=4"))
+    assert "gradients of the copies" not in whole, "they become the masters' one after the other"
+    model = build_model(_with_model())
+    masters = Masters(model)
+    held = [*model.parameters(), *(masters.of(each) for each in model.parameters())]
+    assert sum(each.nbytes for each in held) == whole["parameters"] + whole["bf16 copies"]
+
+
+def test_what_ranks_gather_and_where_their_rows_rest() -> None:
+    plain = _items(_with_model(), 2)
+    half = _items(_with_model('local.param_dtype="bf16"'), 2)
+    assert "bf16 copies" not in half
+    assert 2 * half["gathered parameters"] == plain["gathered parameters"]
+    kept = _items(_with_model("local.reshard_after_forward=false"), 2)
+    assert kept["gathered parameters"] == 4 * peer_sizes(_with_model()).parameters
+    offloaded = peer_sizes(_with_model("local.cpu_offload=true", 'local.device="cuda"'), num_ranks=2).largest
+    there, here = ({item.name for item in items} for items in (offloaded.device, offloaded.host))
+    assert {"parameters", "gradients", "inner optimizer"} <= here
+    assert offloaded.passing[0].num_bytes == 4 * peer_sizes(_with_model()).parameters, "saved at the end"
+    assert there == {"gathered parameters", "gradients before they are scattered", "activations"}
+
+
+@pytest.mark.parametrize("computes", ["fp32", "autocast", "bf16"])
+@pytest.mark.parametrize("mode", ["none", "full", "every other"])
+@pytest.mark.parametrize("chunk_tokens", [0, 32])
+def test_activations_are_about_what_torch_keeps_for_the_backward_pass(
+    computes: str, mode: str, chunk_tokens: int
+) -> None:
+    """Within a tenth or a vector a token, less what is not there then: logits, and a layer that is made again."""
+    config = LlamaConfig(**{**SMALL, "num_layers": 4, "dim": 64, "ffn_dim": 176, "vocab_size": 512})
+    model, kept, alive = Llama(config, loss_chunk_tokens=chunk_tokens), {}, []
+    every = {"none": 0, "full": 1, "every other": 2}[mode]
+    if every:
+        checkpoint_activations(model, "full", every)
+    if computes == "bf16":
+        Masters(model)
     own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        is_cast = tensor.ndim == 2 and 2 * 64 not in tensor.shape  # a matrix, by autocast
+        if storage.data_ptr() not in own and not is_cast:
             kept[storage.data_ptr()] = storage.nbytes()
+        alive.append(tensor)
         return tensor
 
     tokens = torch.randint(0, 512, (2, 64))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=computes == "autocast"),
+    ):
         loss = model.loss(tokens, tokens)
     assert loss.isfinite()
-    shape = LlamaShape(vocab_size=512, dim=64, num_layers=3, kv_dim=32, ffn_dim=176)
-    estimate = activation_bytes(shape, tokens.numel(), half=False) - 4 * 512 * tokens.numel()
-    assert estimate == pytest.approx(sum(kept.values()), rel=0.1)
+    how = Computing(
+        autocast=computes == "autocast", bf16=computes == "bf16", again_every=every, chunk_tokens=chunk_tokens
+    )
+    shape = LlamaShape(vocab_size=512, dim=64, num_layers=4, kv_dim=32, ffn_dim=176)
+    layer = replace(how, again_every=0)
+    again = activation_bytes(shape, 128, layer) - activation_bytes(replace(shape, num_layers=3), 128, layer)
+    gone = 512 * (chunk_tokens * 8 or 128 * 4) + 512 * (chunk_tokens or 128) * (
+        0 if computes == "fp32" else 2
+    )
+    estimate = activation_bytes(shape, 128, how) - gone - (again if every else 0)
+    assert estimate == pytest.approx(sum(kept.values()), rel=0.1, abs=4 * 64 * 128)
+
+
+def test_selective_keeps_more_than_full_and_less_than_all() -> None:
+    shape = LlamaShape(vocab_size=512, dim=64, num_layers=16, kv_dim=32, ffn_dim=176)
+    every, selective, full = (
+        activation_bytes(shape, 128, how)
+        for how in (Computing(), Computing(again_every=1, selective=True), Computing(again_every=1))
+    )
+    assert full < selective < every
 
 
 # ---- room -----------------------------------------------------------------------------------------------------------
@@ -182,6 +296,11 @@ def test_the_real_model_has_what_the_plan_says() -> None:
     sizes = peer_sizes(config)
     parameters = next(item for item in sizes.largest.device if item.name == "parameters")
     assert parameters.num_bytes == sum(each.numel() * each.element_size() for each in model.parameters())
+
+
+def _items(config: RunConfig, num_ranks: int = 1) -> dict[str, int]:
+    largest = peer_sizes(config, num_ranks=num_ranks).largest
+    return {item.name: item.num_bytes for item in (*largest.device, *largest.host)}
 
 
 def _with_model(*assignments: str) -> RunConfig:

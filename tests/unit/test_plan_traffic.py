@@ -9,17 +9,23 @@ import pytest
 from atoll.plan.candidates import BUILDERS, Task
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
-from atoll.plan.traffic import FRAME_BYTES, Traffic, traffic
+from atoll.plan.traffic import FRAME_BYTES, Traffic, traffic, traffic_by_route
 from atoll.plan.trees import parents_of, way_up
 from atoll.values import Contribution, Lane
 from support.networks import names, random_links
 
 
 def walked(
-    lanes: list[Lane], members: list[str], grid: Grid, codec: str, chunk_bytes: int, contributors: list[str]
+    lanes: list[Lane],
+    members: list[str],
+    grid: Grid,
+    codec: str,
+    chunk_bytes: int,
+    contributors: list[str],
+    routes: tuple[int, ...] = (),
 ) -> dict[str, Traffic]:
     """The same, chunk by chunk and hop by hop."""
-    table = chunk_table(grid, lanes, codec, chunk_bytes)
+    table = chunk_table(grid, lanes, codec, chunk_bytes, routes)
     sent, received, held = (dict.fromkeys(members, 0) for _ in range(3))
     for chunk, lane_index in enumerate(table.lanes.tolist()):
         lane, size = lanes[lane_index], int(table.offsets[chunk + 1] - table.offsets[chunk])
@@ -68,6 +74,14 @@ def test_every_topology_moves_what_a_walk_counts(topology: str, seed: int) -> No
         pytest.skip(f"seed {seed}: no {topology} over these links")
     found = traffic(lanes, members, grid, "int8", chunk_bytes=4096, contributors=contributors)
     assert found == walked(lanes, members, grid, "int8", 4096, contributors), f"seed {seed}"
+    routes = (0, *sorted(chance.sample(grid.boundaries[1:-1].tolist(), 2)), grid.numel)
+    routed = traffic(lanes, members, grid, "int8", chunk_bytes=4096, contributors=contributors, routes=routes)
+    assert routed == walked(lanes, members, grid, "int8", 4096, contributors, routes), f"seed {seed}"
+    parts = traffic_by_route(
+        lanes, members, grid, "int8", chunk_bytes=4096, contributors=contributors, routes=routes
+    )
+    assert len(parts) == 3
+    assert all(sum((each[m] for each in parts), Traffic()) == routed[m] for m in members)
     assert sum(each.sent_bytes for each in found.values()) == sum(
         each.received_bytes for each in found.values()
     )

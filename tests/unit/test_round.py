@@ -99,6 +99,7 @@ def fresh() -> OuterState:
 
 
 ONES = np.ones(5, dtype=np.float32)
+UNEVEN = np.asarray([1, 2, 3, 40, 50], dtype=np.float32)
 WORK = Work(steps=2, tokens=2)
 
 
@@ -181,9 +182,36 @@ def test_weights_that_overflow_end_the_run() -> None:
     assert not np.isfinite(kernels.squared_norm(state.anchor))
 
 
-# ---- error feedback: the residual is part of the transaction ----
+# ---- the update's memory: it becomes the mean's, and not before ----
 
-UNEVEN = np.asarray([1, 2, 3, 40, 50], dtype=np.float32)
+
+def test_a_committed_mean_takes_the_place_of_the_update() -> None:
+    script, state = Script(), fresh()
+    script.orders = [plan(1, 0, "int8"), lambda: verdict(OpId(1, 1, 0, 0), script.last_vote().digest)]
+    delta = UNEVEN.copy()
+    assert rounds(script, state, codec="int8").run(delta, WORK).committed
+    assert delta.tolist() == (-state.anchor).tolist(), "the first stage averages, and this is the only peer"
+    assert delta.tolist() != UNEVEN.tolist()
+
+
+def test_while_an_update_may_be_sent_again_it_stays_as_it_was() -> None:
+    script, state = Script(), fresh()
+    delta, seen = UNEVEN.copy(), []
+
+    def aborted() -> Verdict:
+        seen.append(delta.tolist())
+        return verdict(OpId(1, 1), outcome="skipped", version=0)
+
+    comm = Faulty(LoopbackCommunicator(LoopbackHub(), "a"), {OpId(1, 1, 0, 0): FailAttempt((), "planned")})
+    one = rounds(script, state, comm, codec="int8")
+    script.orders = [plan(1, 0, "int8"), plan(1, 1, "int8"), aborted]
+    assert not one.run(delta, WORK).committed
+    assert [m.ok for m in script.said if isinstance(m, Vote)] == [False, True]
+    assert seen == [UNEVEN.tolist()]
+    assert delta.tolist() == UNEVEN.tolist()
+
+
+# ---- error feedback: the residual is part of the transaction ----
 
 
 def fed(script: Script, state: OuterState) -> Rounds:
@@ -200,7 +228,9 @@ def test_what_a_committed_contribution_dropped_is_owed() -> None:
     script, state = Script(), fresh()
     one = fed(script, state)
     script.orders = [plan(1, 0, "stat2"), lambda: verdict(OpId(1, 1, 0, 0), script.last_vote().digest)]
-    assert one.run(UNEVEN, WORK).committed
+    delta = UNEVEN.copy()
+    assert one.run(delta, WORK).committed
+    assert delta.tolist() == UNEVEN.tolist(), "what is owed is reckoned from it"
     sent = -state.anchor  # the first stage averages, and this is the only peer
     assert owed(one) == (UNEVEN - sent).tolist()
     assert any(owed(one))

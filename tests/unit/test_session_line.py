@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from atoll.diloco.engine_slot import EngineSlot
 from atoll.diloco.joining import join
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, LocalError
 from atoll.events import EventLog
 from atoll.membership.link import Admission
 from atoll.membership.messages import Declare, View
@@ -43,7 +44,7 @@ class Seat:
     def close(self) -> None: ...
 
 
-def opened(seat: Seat, line: Line) -> Session:
+def opened(seat: Seat, line: Line, sidecar_port: int = 0) -> Session:
     admission = Admission(
         settings=None, timeouts=TIMEOUTS, session_key=b"k" * 32, term=1, seen_as="127.0.0.1"
     )
@@ -53,7 +54,7 @@ def opened(seat: Seat, line: Line) -> Session:
         member=seat,  # type: ignore[arg-type]
         admission=admission,
         slot=EngineSlot(),
-        engine=EngineAddress("127.0.0.1", 0, "127.0.0.1"),
+        engine=EngineAddress("127.0.0.1", 0, "127.0.0.1", sidecar_port),
         tensors=ModelTensors([("w", torch.nn.Parameter(torch.zeros(8)))]),
         inner=None,
         total_steps=4,
@@ -79,6 +80,16 @@ def test_caps_and_timeouts_reach_the_engine_and_the_declaration(monkeypatch: pyt
     assert (given["connect_timeout_s"], given["progress_timeout_s"], given["congestion"]) == (3.0, 2.0, "")
     (rank,) = seat.declared.ranks
     assert (rank.max_up, rank.max_down) == (1000, 2000)
+
+
+def test_a_chosen_sidecar_port_is_what_others_are_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LocalError, match=f"127.0.0.1:{port}"):
+            opened(Seat(), Line(), port)
+    seat = Seat()
+    opened(seat, Line(), port).close()
+    assert [rank.sidecar_port for rank in seat.declared.ranks] == [port]
 
 
 def test_an_unknown_congestion_control_is_said_with_those_there_are() -> None:

@@ -46,6 +46,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     parameters: int
+    trained: int
     ranks: int
     largest_rank: int
     elements: int
@@ -53,6 +54,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     codec: str
     memory_device: _Bill
     memory_host: _Bill
+    memory_passing: _Bill
     memory_staging: _Bill
     vector_bytes: int
     moved: dict[str, _Moved]
@@ -158,6 +160,7 @@ def _report(config: RunConfig, sizes: PeerSizes) -> _Report:
     return _Report(
         run=config.run.name,
         parameters=sizes.parameters,
+        trained=sizes.trained,
         ranks=sizes.num_ranks,
         largest_rank=largest.rank,
         elements=largest.elements,
@@ -165,6 +168,7 @@ def _report(config: RunConfig, sizes: PeerSizes) -> _Report:
         codec=config.outer.codec,
         memory_device=_bill(largest.device),
         memory_host=_bill(largest.host),
+        memory_passing=_bill(largest.passing),
         memory_staging=_bill(sizes.staging),
         vector_bytes=sizes.wire_bytes,
         moved={name: _Moved(each.sent_bytes, each.received_bytes) for name, each in sizes.moved.items()},
@@ -185,8 +189,9 @@ def _bill(items: tuple[Item, ...]) -> _Bill:
 def _show(report: _Report, sizes: PeerSizes, given: bool) -> None:
     console = Console(highlight=False)
     which = f"; rank {report.largest_rank} has the most, {report.elements:,}" if report.ranks > 1 else ""
+    trained = "" if report.trained == report.parameters else f", {report.trained:,} of them trained"
     lines = [
-        f"run {report.run}: {report.parameters:,} parameters; {counted(report.ranks, 'rank')} a peer{which}",
+        f"run {report.run}: {report.parameters:,} parameters{trained}; {counted(report.ranks, 'rank')} a peer{which}",
         "",
     ]
     deliver("\n".join(lines) + "\n")
@@ -205,14 +210,22 @@ def _memory_table(report: _Report, on_cpu: bool) -> Table:
     device = "in RAM, by training (device cpu)" if on_cpu else f"on the device ({report.device})"
     places = (
         (device, report.memory_device),
-        ("in RAM, by rounds", report.memory_host),
+        ("in RAM, by rounds" + (", and what rests there" if _rests(report) else ""), report.memory_host),
+        ("in RAM, for a moment", report.memory_passing),
         ("staged by the peer (in RAM where checkpoint.staging is)", report.memory_staging),
     )
     for place, bill in places:
+        if not bill.items:
+            continue
         table.add_row(place, bytes_text(bill.total_bytes), style="bold")
         for name, num_bytes in bill.items.items():
             table.add_row(f"  {name}", ("~ " if name in bill.estimated else "") + bytes_text(num_bytes))
     return table
+
+
+def _rests(report: _Report) -> bool:
+    """Whether weights are in host memory while the device computes (local.cpu_offload)."""
+    return "parameters" in report.memory_host.items
 
 
 def _wire_table(report: _Report) -> Table:

@@ -46,8 +46,8 @@ class Launch:
         """
         if not {"train", "join"} & set(self.command[:4]):
             return None
-        more = ("--set", f"local.peer={name}", "--set", "local.port=0")
-        return Launch((*self.command, *more), self.folder, self.environment)
+        ports = ("--set", "local.port=0", "--set", "local.sidecar_port=0")
+        return Launch((*self.command, "--set", f"local.peer={name}", *ports), self.folder, self.environment)
 
 
 class Rehearsal:

@@ -414,6 +414,9 @@ class LocalSection(Section):
         ),
     ] = ""
     port: Annotated[int, Field(ge=0, le=65535, description="the engine's port; 0: any free one")] = 0
+    sidecar_port: Annotated[
+        int, Field(ge=0, le=65535, description="where others fetch state from; 0: any free port")
+    ] = 0
     advertise: Annotated[
         str, Field(description="address that others use to reach this peer; empty: found out")
     ] = ""
@@ -458,6 +461,12 @@ class LocalSection(Section):
     ] = 0
     log_every: Annotated[int, Field(gt=0, description="inner steps between two TrainingStep events")] = 10
     save_model: Annotated[bool, Field(description="write the final anchor as safetensors")] = True
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> LocalSection:
+        if self.sidecar_port and self.sidecar_port == self.port:
+            raise ValueError(f"sidecar_port = {self.sidecar_port} is the engine's port: choose another one")
+        return self
 
     @model_validator(mode="after")
     def _every_has_a_mode(self) -> LocalSection:

@@ -98,6 +98,7 @@ class Exchange:
         member: AnyMember,
         admission: Admission,
         bind_host: str,
+        port: int = 0,
         shelf: Shelf,
         line: Line,
         emit: Callable[[Event], None],
@@ -105,8 +106,8 @@ class Exchange:
         own_bytes: int = 0,
         crew: Crew | None = None,
     ) -> None:
-        """Listens at once; raises LocalError if the address can not be had. `inner` is staged with snapshots, and
-        taken over when this peer joins late; None: joiners begin with a fresh one."""
+        """Listens at once (port 0: any free one); raises LocalError if the address can not be had. `inner` is staged
+        with snapshots, and taken over when this peer joins late; None: joiners begin with a fresh one."""
         self._run, self._peer, self._member, self._line, self._emit = run, peer, member, line, emit
         self._inner = inner
         self.took_inner = False
@@ -122,6 +123,7 @@ class Exchange:
                 peer=peer,
                 session_key=admission.session_key,
                 bind_host=bind_host,
+                port=port,
                 fallback=shelf.fallback,
                 keep_bytes=shelf.keep_bytes,
                 pin_bytes=shelf.pin_bytes,

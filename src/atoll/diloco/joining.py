@@ -43,6 +43,7 @@ def join(
     bind: str = "",
     port: int = 0,
     advertise: str = "",
+    sidecar_port: int = 0,
     max_up: str = "",
     max_down: str = "",
     out: str | Path | None = "runs",
@@ -56,9 +57,9 @@ def join(
     The token comes from `token_file` or the environment (ATOLL_TOKEN, ATOLL_TOKEN_FILE), never from an argument.
     `steps` is the run's length in inner steps (None: until the data ends). `peer` is this peer's name in the run
     (default: host name and pid). `wait_s` waits for a coordinator that is not up yet. `bind`, `port` and `advertise`
-    are the engine's own address (default: loopback for a coordinator on loopback, else every interface and the one
-    that reaches the coordinator). `max_up` and `max_down` cap what it moves ("200 Mbit/s"; "": no limit). Events go to
-    `out/<run>/<peer>.jsonl`; None writes none.
+    are the engine's own address (default: loopback for a coordinator on loopback, else every interface and the one that
+    reaches the coordinator); `sidecar_port` is where state is fetched from, 0 for any free one. `max_up` and `max_down`
+    cap what it moves ("200 Mbit/s"; "": no limit). Events go to `out/<run>/<peer>.jsonl`; None writes none.
 
     `checkpoints` is a folder: versions that the coordinator names are saved there while training goes on, and the
     newest is gone on from when the optimizer is made, unless `fresh`. Saves are taken in `session.safe_point()`, which
@@ -73,7 +74,7 @@ def join(
     Blocks until connected. Raises Refused, Unreachable (within about 15 s, or `wait_s`), or ConfigError.
     """
     token = run_token(token_file)
-    engine = engine_address(address, bind, port, advertise)
+    engine = engine_address(address, bind, port, advertise, sidecar_port)
     line = Line(_rate("max_up", max_up), _rate("max_down", max_down))
     crew, own_mesh = open_ranks(mesh.device_type if mesh is not None else _device_type(model))
     mesh = mesh or own_mesh

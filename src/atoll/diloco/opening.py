@@ -164,6 +164,7 @@ class Opening:
             member=self.member,
             admission=self.admission,
             bind_host=self.engine.bind,
+            port=self.engine.sidecar_port,
             shelf=self.shelf,
             line=self.line,
             emit=self.events.emit,

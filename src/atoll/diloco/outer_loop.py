@@ -5,6 +5,7 @@ Both the trainer and `DiLoCoOptimizer` drive training through this one class, on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -134,7 +135,7 @@ class OuterLoop:
         lost = not report.committed and self.finished()
         if report.committed or report.left_out or lost:
             self._tensors.write(self.state.anchor)
-        if report.left_out and not all(self._crew.share(bool, bool(np.isfinite(self._delta).all()))):
+        if report.left_out and not math.isfinite(report.delta_norm):
             self.on_reset()
         report.phases.apply_s += self._clock.now_s() - adopting_s
         self._record(report, compute_s)

@@ -133,11 +133,24 @@ class Rounds:
         # The vectors themselves are what moves, if they are in the order of the wire.
         self._is_plain = is_plain(self._codec) and len(part.runs) <= 1
         self._contribution = self._result[:0] if self._is_plain else np.empty_like(self._result)
-        self._mean = value_view(self._result) if self._is_plain else np.empty(part.runs.numel, np.float32)
         return True
 
+    def _decode(self, delta: Floats) -> Floats:
+        """The mean that is being committed, in the order of the vector. It takes the place of `delta`, which no attempt
+        encodes any more; where something is still owed of that, it has memory of its own."""
+        if self._is_plain:
+            return value_view(self._result)
+        mean = delta
+        if self.feedback.residual is not None:
+            if not self._mean.size:
+                self._mean = np.empty_like(delta)
+            mean = self._mean
+        self.feedback.runs.decode(self._codec, self._result, mean)
+        return mean
+
     def run(self, delta: Floats, work: Work) -> RoundReport:
-        """Blocks from freeze to verdict. `delta` is the pseudo-gradient (fp32, `grid.numel`); it is not changed.
+        """Blocks from freeze to verdict. `delta` is the pseudo-gradient (fp32, `grid.numel`). A commit may leave the
+        mean in it; while there is none it is not changed.
 
         Raises QuorumLost, Unreachable, Refused or Diverged when this peer can not go on; then nothing was committed
         here that the run did not commit.
@@ -276,11 +289,9 @@ class _Attempt:
                     "result; start it again"
                 )
             started_s = r._clock.now_s()
-            if not r._is_plain:
-                r.feedback.runs.decode(r._codec, r._result, r._mean)
             update = self._update(verdict, shape)
             # ---- commit line: from here on every member does the same arithmetic on the same bytes ----
-            state.commit(r._mean, shape)
+            state.commit(r._decode(self._delta), shape)
             if not r._is_plain and any(c.peer == r._peer for c in verdict.contributions):
                 r.feedback.commit(self._delta, self._contribution)
             digest = state.digest()

@@ -15,14 +15,17 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where this peer's engine listens (port 0: any free one), and where others reach it."""
+    """Where this peer's engine and its sidecar listen (port 0: any free one), and where others reach it."""
 
     bind: str
     port: int
     advertise: str
+    sidecar_port: int = 0
 
 
-def engine_address(coordinator: str, bind: str, port: int, advertise: str) -> EngineAddress:
+def engine_address(
+    coordinator: str, bind: str, port: int, advertise: str, sidecar_port: int = 0
+) -> EngineAddress:
     """From what the user said ("" for nothing) and from how the coordinator, "host:port", is reached.
 
     Of several coordinators, separated by commas, the first counts whose name can be looked up.
@@ -33,7 +36,7 @@ def engine_address(coordinator: str, bind: str, port: int, advertise: str) -> En
     way = ipaddress.ip_address(own.partition("%")[0])
     everywhere = "0.0.0.0" if way.version == 4 else "::"
     bind = bind or (own if way.is_loopback else everywhere)
-    return EngineAddress(bind, port, advertise or (own if bind in EVERYWHERE else bind))
+    return EngineAddress(bind, port, advertise or (own if bind in EVERYWHERE else bind), sidecar_port)
 
 
 def _address_towards_one_of(addresses: Sequence[str]) -> str:

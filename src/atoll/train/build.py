@@ -70,9 +70,7 @@ def run_peer(
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
     crew, mesh = crew or Crew.alone(), mesh or ElasticDeviceMesh()
-    if crew.is_lead and not (
-        config.model.hf or config.model.lora_rank
-    ):  # of which sizes are not known before
+    if crew.is_lead and not config.model.hf:  # whose sizes are not known before
         _check_room(config, crew.num_ranks)
     skipped: list[RowsSkipped] = []
     corpus = load_corpus(config, skipped.append)
@@ -96,7 +94,9 @@ def run_peer(
             run=config.run.name,
             peer=local.peer or default_peer_name(),
             token=token,
-            engine=engine_address(local.coordinator, local.bind, local.port, local.advertise),
+            engine=engine_address(
+                local.coordinator, local.bind, local.port, local.advertise, local.sidecar_port
+            ),
             line=Line(parse_rate(config.net.max_up), parse_rate(config.net.max_down), config.net.congestion),
             out=run_folder(config),
             total_steps=config.run.steps,
