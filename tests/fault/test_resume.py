@@ -182,3 +182,30 @@ def check(swarm: Swarm) -> None:
             assert np.isfinite(state.anchor).all()
             assert np.isfinite(state.velocity).all()
             break
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_was_committed_but_not_saved_is_made_again(tmp_path: Path, ranks: int) -> None:
+    """The journal is at version 3, and all that is left is version 2: after `relearn_s` the run goes back to it, and
+    the peers, which were told to catch up with what nobody has, go on from what they hold."""
+    with Swarm(tmp_path, start_peers=2, save_rounds=2, relearn_s=3.0, dead_s=2.0) as swarm:
+        place = ["--rounds", 4, "--checkpoints"]
+        hold = ["--halt-in-round", 3]
+        for name, center in (("a", 1), ("b", 3)):
+            swarm.quadratic(name, center, *place, swarm.folder / f"place-{name}", *hold, ranks=ranks)
+        for peer in swarm.peers.values():
+            swarm.wait_for_marker(peer)
+        swarm.wait(lambda: saved(swarm, "a", "b", version=2), within_s=60, what="the checkpoints")
+        swarm.kill_all()
+        for name, peer in list(swarm.peers.items()):
+            assert close_to(peer.thetas(), [1.089297, 2.049694, 2.652032]), name
+            peer.results.unlink()
+        swarm.peers.clear()
+        for name, center in (("a", 1), ("b", 3)):
+            swarm.quadratic(name, center, *place, swarm.folder / f"place-{name}", ranks=ranks)
+        swarm.restart_coordinator()
+        swarm.finish_well()
+        assert swarm.events("VersionLearned"), "the run went back"
+        for peer in swarm.peers.values():
+            assert close_to(peer.thetas(), [2.652032, 2.851829]), peer.thetas()
+        swarm.assert_one_history()

@@ -223,6 +223,9 @@ class Exchange:
                 report = self._pursue(state, with_inner, patience)
             else:
                 report = self._pursue_together(state, patience)
+            if self._crew.decide(bool, lambda: self._order() is None):
+                self._member.check()  # the run went back to what this peer held all the time: it is a member already
+                return self._member.view()
             patience = None  # it holds something by now, which the run may go back to
             if report is not None and report.inner is not None:
                 self._take_inner(report.inner)
@@ -236,6 +239,15 @@ class Exchange:
     def _pursue(
         self, state: SharedState, with_inner: bool = False, patience: _Patience | None = None
     ) -> Report:
+        first = self._order()
+        held = state.version if first is not None and first.trusted and not with_inner else UNUSABLE
+
+        def target() -> Target:
+            order = self._order()
+            if order is None and state.version == held != UNUSABLE:
+                return Target(version=held, digests={}, sources=())
+            return self._target(order)
+
         def check() -> None:
             self._check()
             if patience is not None:
@@ -247,7 +259,7 @@ class Exchange:
             run=self._run,
             peer=self._peer,
             session_key=lambda: self._member.session_key,
-            target=self._target,
+            target=target,
             want_snapshot=lambda: self._member.want_snapshot(state.version),
             check=check,
             progress_timeout_s=self._progress_timeout_s,
@@ -319,8 +331,7 @@ class Exchange:
         else:
             self._emit(InnerStateTaken(donor=found.donor, version=found.version, size_bytes=len(found.data)))
 
-    def _target(self) -> Target:
-        order = self._order()
+    def _target(self, order: CatchUp | None) -> Target:
         if order is None:
             # Parts of the newer state may lie in this peer's memory already: it can not go on with what it declared.
             raise QuorumLost(
