@@ -189,7 +189,7 @@ def test_what_was_committed_but_not_saved_is_made_again(tmp_path: Path, ranks: i
     """The journal is at version 3, and all that is left is version 2: after `relearn_s` the run goes back to it, and
     the peers, which were told to catch up with what nobody has, go on from what they hold."""
     with Swarm(tmp_path, start_peers=2, save_rounds=2, relearn_s=3.0, dead_s=2.0) as swarm:
-        place = ["--rounds", 4, "--checkpoints"]
+        place = ["--rounds", 4, "--numel", 10, "--checkpoints"]
         hold = ["--halt-in-round", 3]
         for name, center in (("a", 1), ("b", 3)):
             swarm.quadratic(name, center, *place, swarm.folder / f"place-{name}", *hold, ranks=ranks)

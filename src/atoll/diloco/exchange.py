@@ -224,8 +224,9 @@ class Exchange:
             else:
                 report = self._pursue_together(state, patience)
             if self._crew.decide(bool, lambda: self._order() is None):
-                self._member.check()  # the run went back to what this peer held all the time: it is a member already
-                return self._member.view()
+                # the run went back to what this peer held all the time: it is a member already
+                member = self._member
+                return member.newest_view() if isinstance(member, RankedMember) else member.view()
             patience = None  # it holds something by now, which the run may go back to
             if report is not None and report.inner is not None:
                 self._take_inner(report.inner)

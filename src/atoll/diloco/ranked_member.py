@@ -107,6 +107,12 @@ class RankedMember:
         self._take(order.heard)
         return order.plan or order.verdict or order.catch_up
 
+    def newest_view(self) -> View:
+        """The membership as rank 0 has it now."""
+        view = self._crew.decide(View, lambda: self._lead.view())
+        self._heard = msgspec.structs.replace(self._heard, view=view, catch_up=None)
+        return view
+
     def _wait(
         self, wait: Callable[[Callable[[], None]], View | CatchUp], meanwhile: Callable[[], None]
     ) -> View | CatchUp:

@@ -119,7 +119,9 @@ def quorum(num_members: int, min_peers: int) -> int:
 def _done_waiting(draft: Draft, ready: tuple[PeerRecord, ...], slow: tuple[PeerRecord, ...]) -> bool:
     """Whether the round goes on without those who are not ready. May ask them to freeze, or lose them."""
     settings, timeouts, round_ = draft.state.settings, draft.timeouts, draft.state.round
-    if len(ready) >= settings.min_peers and all(each.joined_round == round_.number for each in slow):
+    new = {record.peer for record in (*ready, *slow) if record.joined_round == round_.number}
+    # Newcomers are not waited for; unless all are new, as after a roll-back: then they begin together.
+    if len(ready) >= settings.min_peers and new.issuperset(ids(slow)) and not new.issuperset(ids(ready)):
         if round_.closed_s is None:
             _close(draft, slow)
         return _over(draft, draft.state.round.closed_s, min(timeouts.freeze_s, 2 * timeouts.heartbeat_s))
