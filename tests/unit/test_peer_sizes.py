@@ -80,7 +80,11 @@ def test_what_codec_and_settings_change() -> None:
     assert "decoded mean" not in named(), "it takes the place of the pseudo-gradient"
     fed = named('outer.codec="stat2"')
     assert fed["residual of error feedback"] == fed["decoded mean"] == 4 * elements
+    fp32 = peer_sizes(_with_model('outer.codec="fp32"'), num_ranks=2).largest
     assert "encoded update" not in named('outer.codec="fp32"'), "the vectors are what is sent"
+    assert "encoded update" not in {item.name for item in fp32.host}, "all have the order of the wire"
+    muon = peer_sizes(_with_model('inner.optimizer="muon"'))
+    assert muon.staging == peer_sizes(_with_model()).staging, "what is reserved for a save is AdamW's"
     assert "pinned buffers, to and from the GPU" not in named()
     assert named('local.device="cuda"')["pinned buffers, to and from the GPU"] == 2 * 8 * BLOCK
     donor = peer_sizes(_with_model('inner.joiner="donor"'))
