@@ -281,8 +281,9 @@ def test_free_bytes_of_a_folder_to_come(tmp_path: Path) -> None:
     assert not is_ram(Path("/proc"))
 
 
+@pytest.mark.parametrize("settings", [(), ADAPTED], ids=["all weights", "adapters"])
 def test_a_peer_is_refused_before_it_reads_or_builds_anything(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     from atoll.train import build
 
@@ -290,7 +291,7 @@ def test_a_peer_is_refused_before_it_reads_or_builds_anything(
     monkeypatch.setattr(build, "load_corpus", lambda *rest: pytest.fail("it reads its data first"))
     monkeypatch.setattr(build, "build_model", lambda *rest: pytest.fail("it builds its model first"))
     with pytest.raises(LocalError, match=r"of RAM, and 0\.00105 GB are free"):
-        build.run_peer(_with_model(f'local.out="{tmp_path}"'), token=b"t" * 32)
+        build.run_peer(_with_model(f'local.out="{tmp_path}"', *settings), token=b"t" * 32)
     assert list(tmp_path.iterdir()) == [], "nothing has started"
 
 
