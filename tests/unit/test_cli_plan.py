@@ -169,3 +169,16 @@ def test_mistakes_are_one_line(
     assert captured.out == ""
     assert complaint in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_adapters_and_a_model_that_is_not_known_beforehand(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    adapted = asked(capsys, TINY, "--set", "model.lora_rank=4", "--set", "model.init_from=somewhere")
+    assert adapted["elements"] == adapted["trained"] < adapted["parameters"] / 10
+    assert adapted["memory_device"]["items"]["frozen weights"] == 4 * (
+        adapted["parameters"] - adapted["trained"]
+    )
+    (folder / "hub.toml").write_text('[model]\nhf = "a/config.json"\n[data]\nsources = ["python-stdlib"]\n')
+    assert run(["plan", "hub.toml"]) == 2
+    assert "model.hf = 'a/config.json': what that model takes is not known before" in capsys.readouterr().err

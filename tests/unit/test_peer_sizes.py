@@ -80,7 +80,11 @@ def test_what_codec_and_settings_change() -> None:
     assert "decoded mean" not in named(), "it takes the place of the pseudo-gradient"
     fed = named('outer.codec="stat2"')
     assert fed["residual of error feedback"] == fed["decoded mean"] == 4 * elements
+    fp32 = peer_sizes(_with_model('outer.codec="fp32"'), num_ranks=2).largest
     assert "encoded update" not in named('outer.codec="fp32"'), "the vectors are what is sent"
+    assert "encoded update" not in {item.name for item in fp32.host}, "all have the order of the wire"
+    muon = peer_sizes(_with_model('inner.optimizer="muon"'))
+    assert muon.staging == peer_sizes(_with_model()).staging, "what is reserved for a save is AdamW's"
     assert "pinned buffers, to and from the GPU" not in named()
     assert named('local.device="cuda"')["pinned buffers, to and from the GPU"] == 2 * 8 * BLOCK
     donor = peer_sizes(_with_model('inner.joiner="donor"'))
@@ -277,8 +281,9 @@ def test_free_bytes_of_a_folder_to_come(tmp_path: Path) -> None:
     assert not is_ram(Path("/proc"))
 
 
+@pytest.mark.parametrize("settings", [(), ADAPTED], ids=["all weights", "adapters"])
 def test_a_peer_is_refused_before_it_reads_or_builds_anything(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     from atoll.train import build
 
@@ -286,7 +291,7 @@ def test_a_peer_is_refused_before_it_reads_or_builds_anything(
     monkeypatch.setattr(build, "load_corpus", lambda *rest: pytest.fail("it reads its data first"))
     monkeypatch.setattr(build, "build_model", lambda *rest: pytest.fail("it builds its model first"))
     with pytest.raises(LocalError, match=r"of RAM, and 0\.00105 GB are free"):
-        build.run_peer(_with_model(f'local.out="{tmp_path}"'), token=b"t" * 32)
+        build.run_peer(_with_model(f'local.out="{tmp_path}"', *settings), token=b"t" * 32)
     assert list(tmp_path.iterdir()) == [], "nothing has started"
 
 

@@ -25,6 +25,7 @@ from atoll.plan.memory import (
     inner_state_bytes,
     muon_items,
     outer_items,
+    own_part_bytes,
     total_bytes,
     training_items,
 )
@@ -198,7 +199,7 @@ def _rank_sizes(
         elements,
         grid.wire_bytes(codec),
         held_bytes,
-        plain=is_plain(codec) and not several,  # of several ranks the order is that of the wire
+        plain=is_plain(codec),  # where all are cut alike, a rank's vector is in the order of the wire
         feedback=_has_feedback(config),
     )
     if config.inner.joiner == "donor" and not several:
@@ -229,12 +230,12 @@ def _staging(
 ) -> tuple[tuple[Item, ...], int]:
     """What is staged, and how many bytes of it have to have room."""
     keep_bytes = Shelf().keep_bytes
-    inner_bytes = _inner_state_bytes(config, layout)
-    given = inner_bytes if config.inner.joiner == "donor" and num_ranks == 1 else 0
-    residual = VALUE_BYTES * layout.numel if _has_feedback(config) else 0
+    gives = config.inner.joiner == "donor" and num_ranks == 1
+    given = _inner_state_bytes(config, layout) if gives else 0
+    own_bytes = own_part_bytes(layout.numel, feedback=_has_feedback(config))  # as it is reserved
     items = [
         Item("two slots of anchor and momentum", staged_bytes(layout.numel, given)),
-        Item("a slot of the own part", inner_bytes + residual + SLACK_BYTES),
+        Item("a slot of the own part", own_bytes + SLACK_BYTES),
     ]
     if num_ranks > 1:
         items.append(Item("an update, put together by the ranks", wire_bytes))
