@@ -9,10 +9,8 @@ for a bounded time, and then leaves. If the run went on without it, it is told t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-import msgspec
 import numpy as np
 
 from atoll import kernels
@@ -22,11 +20,12 @@ from atoll.comm.base import Communicator
 from atoll.comm.digests import combined_digest, route_digests
 from atoll.diloco.data import Data, NoData
 from atoll.diloco.outer import Floats, OuterState
+from atoll.diloco.round_ports import MemberPort, Nobody, Onlooker
+from atoll.diloco.round_ranks import FrozenRank, ReducedRank, added, report_of_peer
 from atoll.diloco.round_report import Phases, RoundReport
 from atoll.diloco.schedule import OuterSchedule, RoundShape
 from atoll.diloco.work import Work
 from atoll.errors import Diverged, QuorumLost
-from atoll.kernels import Bytes
 from atoll.membership.messages import Applied, CatchUp, Ready, Verdict, Vote
 from atoll.mesh.crew import Crew
 from atoll.plan.grid import Grid
@@ -36,46 +35,6 @@ from atoll.state.feedback import ErrorFeedback
 from atoll.values import LinkRate, OpId, Plan, Range, RankInfo, ReduceReport, TransferStats
 
 _SLICE_S = 0.5
-
-
-class Onlooker(Protocol):
-    """Who has to know what a round does (`diloco.exchange.Exchange`): it serves those who catch up."""
-
-    def yield_to_round(self, moving: bool) -> None: ...
-    def keep(self, update: Update, data: Bytes, places: Sequence[slice] = ()) -> None: ...
-    def stage_if_due(self, state: OuterState) -> None: ...
-
-
-class Nobody:
-    """An onlooker for runs in one process."""
-
-    def yield_to_round(self, moving: bool) -> None: ...
-    def keep(self, update: Update, data: Bytes, places: Sequence[slice] = ()) -> None: ...
-    def stage_if_due(self, state: OuterState) -> None: ...
-
-
-class MemberPort(Protocol):
-    """What a round needs of membership (`membership.client.Member`, or a stand-in in tests)."""
-
-    def ready(self, message: Ready) -> None: ...
-    def next_order(self, timeout_s: float) -> Plan | Verdict | CatchUp | None: ...
-    def vote(self, message: Vote) -> None: ...
-    def applied(self, message: Applied) -> None: ...
-
-
-class _Frozen(msgspec.Struct, frozen=True):
-    """A rank's share of the update that its peer is ready with."""
-
-    squared_norm: float
-    finite: bool
-    digest: bytes
-
-
-class _Reduced(msgspec.Struct, frozen=True):
-    """What a rank's engine brought; `digests` of the routes of this rank."""
-
-    report: ReduceReport
-    digests: dict[int, bytes] = {}
 
 
 class Rounds:
@@ -173,7 +132,7 @@ class _Attempt:
         squared = kernels.squared_norm(delta)
         finite = self._encode() and math.isfinite(squared)
         digest = kernels.digest_bytes(self._contribution) if finite else b""
-        shares = rounds._crew.share(_Frozen, _Frozen(squared, finite, digest))
+        shares = rounds._crew.share(FrozenRank, FrozenRank(squared, finite, digest))
         finite = all(each.finite for each in shares)
         self._norm = math.sqrt(sum(each.squared_norm for each in shares))
         digest = b"".join(each.digest for each in shares)
@@ -241,10 +200,10 @@ class _Attempt:
             r.onlooker.yield_to_round(False)
         if not reduced.report.ok:
             r._crew.tell_abort(plan.op)  # the other ranks wait in vain
-        shares = r._crew.share(_Reduced, reduced)
-        report = _of_peer([each.report for each in shares])
+        shares = r._crew.share(ReducedRank, reduced)
+        report = report_of_peer([each.report for each in shares])
         self._attempts += 1
-        self._stats = _added(self._stats, report.stats)
+        self._stats = added(self._stats, report.stats)
         self._links = report.stats.links
         self._phases.wire_s += report.stats.wire_s
         digest = combined_digest(r._routing, [each.digests for each in shares]) if report.ok else ""
@@ -261,19 +220,19 @@ class _Attempt:
             )
         )
 
-    def _move(self, plan: Plan) -> _Reduced:
+    def _move(self, plan: Plan) -> ReducedRank:
         """This rank's engine takes part."""
         r = self._r
         try:
             if r._follow(routing_of(plan, r._grid)) and self._ready.finite:
                 self._encode()
         except ValueError as error:
-            return _Reduced(ReduceReport(ok=False, reason=f"op {plan.op}: {error}"))
+            return ReducedRank(ReduceReport(ok=False, reason=f"op {plan.op}: {error}"))
         contributes = any(c.peer == r._peer for c in plan.contributions)
         report = r._comm.reduce(plan, r._grid, self._contribution if contributes else None, r._result)
         if not report.ok:
-            return _Reduced(report)
-        return _Reduced(report, route_digests(r._routing, r._codec, r._peer, r._crew.rank, r._result))
+            return ReducedRank(report)
+        return ReducedRank(report, route_digests(r._routing, r._codec, r._peer, r._crew.rank, r._result))
 
     def _obey(self, verdict: Verdict) -> RoundReport:
         r, state = self._r, self._r._state
@@ -387,42 +346,3 @@ def _steps_after(rounds: Rounds) -> int:
     schedule, step = rounds._schedule, rounds._state.step
     step += schedule.round_at(step).inner_steps
     return 0 if schedule.finished(step) else schedule.round_at(step).inner_steps
-
-
-def _added(a: TransferStats, b: TransferStats) -> TransferStats:
-    return TransferStats(
-        sent_bytes=a.sent_bytes + b.sent_bytes,
-        received_bytes=a.received_bytes + b.received_bytes,
-        wire_s=a.wire_s + b.wire_s,
-        encode_s=a.encode_s + b.encode_s,
-    )
-
-
-def _of_peer(reports: Sequence[ReduceReport]) -> ReduceReport:
-    """What a peer of several ranks says of an attempt."""
-    if len(reports) == 1:
-        return reports[0]
-    bad = [(rank, each) for rank, each in enumerate(reports) if not each.ok]
-    bad.sort(
-        key=lambda each: (not each[1].broken, each[1].reason == "aborted")
-    )  # who failed first, not for others
-    failed = [f"rank {rank}: {each.reason}" for rank, each in bad]
-    links: dict[tuple[str, str], LinkRate] = {}
-    for link in (link for each in reports for link in each.stats.links):
-        other = links.get((link.source, link.target))
-        if other is not None:  # they carried it at the same time
-            rtt_s = min(link.rtt_s or other.rtt_s, other.rtt_s or link.rtt_s)
-            link = LinkRate(link.source, link.target, link.bytes_per_s + other.bytes_per_s, rtt_s)
-        links[link.source, link.target] = link
-    return ReduceReport(
-        ok=not failed,
-        reason=failed[0] if failed else reports[0].reason,
-        broken=tuple(sorted({edge for each in reports for edge in each.broken})),
-        stats=TransferStats(
-            sent_bytes=sum(each.stats.sent_bytes for each in reports),
-            received_bytes=sum(each.stats.received_bytes for each in reports),
-            wire_s=max(each.stats.wire_s for each in reports),
-            encode_s=max(each.stats.encode_s for each in reports),
-            links=tuple(links.values()),
-        ),
-    )

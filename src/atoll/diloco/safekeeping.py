@@ -7,7 +7,6 @@ are on the training thread.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,40 +26,20 @@ from atoll.diloco.exchange import Exchange
 from atoll.diloco.outer import OuterState
 from atoll.diloco.outer_loop import OuterLoop
 from atoll.diloco.own_ranks import RankedPart, part_of_rank
+from atoll.diloco.resuming import Found, is_of, read_ranges
 from atoll.diloco.scribe import Page, write_state
 from atoll.errors import LocalError
 from atoll.events import Event, Resumed
-from atoll.kernels import Floats
 from atoll.mesh.crew import LONG_S, Crew
 from atoll.state.elsewhere import OwnBytes
 from atoll.state.layout import Layout
-from atoll.state.manifest import Vector
-from atoll.state.snapshot import LoadedState, read_elements, read_manifest
+from atoll.state.snapshot import LoadedState
 
 LAST_SAVE_S: Final = 300.0
 """The longest that an exit waits for the last save; the writer then goes on by itself."""
 RANDOM: Final = "random"
 
 _log = log.get(__name__)
-
-
-def _is_of(name: str, prefix: str) -> bool:
-    """Whether a saved tensor is that of the rank with this prefix; rank 0's have none."""
-    return name.startswith(prefix) if prefix else re.match(r"rank\d+/", name) is None
-
-
-class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 found to go on from; no `folder`: nothing. `own` is the file of this peer's own part, if it has
-    one."""
-
-    folder: str = ""
-    version: int = -1
-    round: int = 0
-    step: int = 0
-    term: int = 0
-    own: str = ""
-    own_state: dict[str, Any] = {}
-    remarks: tuple[str, ...] = ()
 
 
 class Safekeeping:
@@ -86,7 +65,7 @@ class Safekeeping:
         self._loaded: LoadedState | None = None
         self._others: dict[str, dict[str, Any]] = {}
         self._dropped = False
-        self._found = _Found()
+        self._found = Found()
         self._waiting: dict[str, Any] = {}  # what was saved, and nobody asked for yet
         self._tensors: dict[str, torch.Tensor] = {}
         self._remarks: list[str] = []
@@ -100,14 +79,14 @@ class Safekeeping:
         keeping, crew = self._keeping, self._crew
         if keeping is None or self._fresh:
             return False
-        found = crew.decide(_Found, lambda: self._find(keeping, state), within_s=LONG_S)
+        found = crew.decide(Found, lambda: self._find(keeping, state), within_s=LONG_S)
         if not found.folder:
             return False
         if crew.num_ranks == 1:
             assert self._loaded is not None
             state.anchor[:], state.velocity[:] = self._loaded.anchor, self._loaded.velocity
         else:
-            crew.agree(bool, lambda: self._read_ranges(Path(found.folder), state))
+            crew.agree(bool, lambda: read_ranges(Path(found.folder), state))
         self._loaded = None
         state.version, state.round, state.step = found.version, found.round, found.step
         self._found = found
@@ -117,20 +96,20 @@ class Safekeeping:
             self._remarks += [remark] if remark else []
             with safe_open(found.own, "pt") as file:
                 prefix = f"rank{crew.rank}/" if crew.rank else ""
-                names = [name for name in file.keys() if remark or _is_of(name, prefix)]  # noqa: SIM118
+                names = [name for name in file.keys() if remark or is_of(name, prefix)]  # noqa: SIM118
                 self._tensors = {name: file.get_tensor(name) for name in names}
         return True
 
-    def _find(self, keeping: Keeping, state: OuterState) -> _Found:
+    def _find(self, keeping: Keeping, state: OuterState) -> Found:
         """On rank 0."""
         found = self._newest(keeping.path, state)
         if found is None and self._fetch(keeping):
             found = self._newest(keeping.path, state)
         if found is None:
-            return _Found()
+            return Found()
         self._loaded, self._others = found.state, found.others
         manifest, path = found.own or (None, "")
-        return _Found(
+        return Found(
             folder=str(CheckpointFolder(keeping.path).shared(found.state.version)),
             version=found.state.version,
             round=found.state.round,
@@ -140,18 +119,6 @@ class Safekeeping:
             own_state=manifest.state if manifest is not None else {},
             remarks=found.remarks,
         )
-
-    @staticmethod
-    def _read_ranges(folder: Path, state: OuterState) -> bool:
-        """Rank 0 has checked every byte."""
-        manifest = read_manifest(folder)
-        vectors: tuple[tuple[Vector, Floats], ...] = (("anchor", state.anchor), ("velocity", state.velocity))
-        for vector, values in vectors:
-            at = 0
-            for each in state.ranges:
-                read_elements(folder, manifest, vector, each.start, values[at : at + each.stop - each.start])
-                at += each.stop - each.start
-        return True
 
     def _fetch(self, keeping: Keeping) -> bool:
         return bool(keeping.remote) and fetch_latest(keeping.remote, keeping.path, self._peer, self._emit)
