@@ -112,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True):
     `members` (sorted by id) all receive the result; `contributions` (sorted by id) are summed, in that order.
     `base_version` is the version every member stands on. `deadline_s` bounds the attempt on every member. A chunk has
     at most `chunk_bytes` on the wire (or one block); `connections` are opened, and kept, between two members that
-    exchange data.
+    exchange data. `alike` is for the wire alone (`membership.compact`).
     """
 
     op: OpId
@@ -125,6 +125,7 @@ class Plan(msgspec.Struct, frozen=True):
     deadline_s: float
     chunk_bytes: int = 1 << 20
     connections: int = 1
+    alike: dict[str, str] = {}
 
 
 class LinkRate(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.membership.compact import compact, whole
 from atoll.membership.leases import Lease, Reads, SlotTable
 from atoll.values import (
     Contribution,
@@ -24,7 +25,7 @@ from atoll.values import (
     TransferStats,
 )
 
-PROTOCOL = 2
+PROTOCOL = 3
 Scalar = str | int | float | bool | None
 
 
@@ -367,6 +368,8 @@ _coordinator_decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
 
 
 def encode(message: Message) -> bytes:
+    if isinstance(message, Reduce):
+        message = Reduce(compact(message.plan))
     return _encoder.encode(message)
 
 
@@ -377,4 +380,10 @@ def decode_from_peer(data: bytes) -> PeerMessage:
 
 def decode_from_coordinator(data: bytes) -> CoordinatorMessage:
     """Raises msgspec.ValidationError or msgspec.DecodeError for anything that is no coordinator message."""
-    return _coordinator_decoder.decode(data)
+    message = _coordinator_decoder.decode(data)
+    if not isinstance(message, Reduce):
+        return message
+    try:
+        return Reduce(whole(message.plan))
+    except ValueError as error:
+        raise msgspec.ValidationError(str(error)) from None
