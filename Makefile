@@ -20,7 +20,7 @@ SOAK_FLAGS ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help setup demo test fault kill-saves soak wan sim native native-asan native-tsan lint fmt bench bench-checkpoint bench-wan real-model wheel-check quality docs clean
+.PHONY: help setup demo test slow fault kill-saves soak wan sim native native-asan native-tsan lint fmt bench bench-checkpoint bench-wan real-model wheel-check quality docs clean
 
 help:  ## Print what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ demo: setup  ## Train a small Llama with three peers on this machine, kill one h
 
 test: setup  ## Run all quick tests: no network beyond loopback, no GPU
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow and not wan"
+
+slow: setup  ## The tests that take minutes: a real model through import, tuning and export, memory of several ranks, ...
+	$(BIN)/python -m pytest -m slow -rs $(PYTEST_FLAGS)
 
 fault: setup  ## Only the tests that kill, freeze or cut off real processes; the random ones with a hundred seeds
 	$(BIN)/python -m pytest -m fault --seeds 100 $(PYTEST_FLAGS)
