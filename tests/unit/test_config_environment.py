@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from atoll.config.environment import (
     for_child,
     for_rank,
     for_sidecar,
+    of_process,
     rank_environment,
     run_token,
     settings_variables,
@@ -137,3 +139,10 @@ def test_a_launcher_that_makes_no_sense_is_one_line(environ: dict[str, str], say
     with pytest.raises(ConfigError) as caught:
         rank_environment(environ)
     assert str(caught.value) == says
+
+
+def test_a_rank_that_is_started_again_alone_is_nobodys_rank() -> None:
+    said = for_rank(1, 3, Path("/tmp/meet"), {"HOME": "/root", "ATOLL_TOKEN": "t"})
+    process = SimpleNamespace(environ=lambda: said)
+    assert of_process(process) == {"HOME": "/root", "ATOLL_TOKEN": "t"}  # type: ignore[arg-type]
+    assert "RANK" not in for_child("u", said)

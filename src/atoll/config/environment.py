@@ -95,8 +95,10 @@ def for_writer(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def of_process(process: psutil.Process) -> dict[str, str]:
-    """The environment of another process of this user, as it was when that began: to start the like of it."""
-    return process.environ()
+    """The environment of another process of this user, as it was when that began: to start the like of it. One rank of
+    several is started as a peer of its own: its siblings are not there to be met again."""
+    gone = {*_LAUNCHER_SAYS, RENDEZVOUS}
+    return {name: value for name, value in process.environ().items() if name not in gone}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
