@@ -215,6 +215,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     numel = int(float(args.numel.rstrip("M")) * (1e6 if args.numel.endswith("M") else 1))
+    if args.folder is not None:
+        args.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         found = measure(numel, Path(folder), args.tries)
     if args.json:

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.utils import clip_grad_norm_
 
 from atoll.train.adamw import make_adamw
@@ -85,6 +85,7 @@ def bare(model: Llama, mesh: DeviceMesh, device: str) -> Step:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    register_fsdp_forward_method(model, "loss")
     model.train()
     optimizer = optimizer_of(model)
     rank, num_ranks = mesh.get_local_rank(), mesh.size()
