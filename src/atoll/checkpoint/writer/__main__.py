@@ -18,8 +18,8 @@ from atoll.checkpoint.writer.orders import Answer, Save, Saved
 from atoll.checkpoint.writer.upload import upload
 from atoll.checkpoint.writer.work import save
 
-_NICE = 15
-"""Training goes first: on cores that are all busy the writer gets a twentieth of one, and what is idle elsewhere."""
+_NICE = 18
+"""Training goes first: on cores that are all busy the writer gets a fiftieth of each, and what is idle elsewhere."""
 
 
 def main() -> None:
