@@ -47,7 +47,7 @@ def train(
         atoll train recipes/laptop.toml --set local.peer=bern --set local.device=cuda --wait 60
 
     Exit codes: 0 all steps committed; 2 config; 3 this machine; 4 cannot reach; 5 refused; 6 the run went on
-    without this peer, or lost its quorum; 7 diverged; 8 data; 130/143 stopped.
+    without this peer, or lost its quorum; 7 diverged; 8 data; 9 another rank of this peer is lost; 130/143 stopped.
     """
     config = load(run_toml, set_ or [])
     token = run_token(token_file)
