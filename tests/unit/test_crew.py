@@ -22,13 +22,12 @@ def test_alone_everything_is_trivial() -> None:
     crew = Crew.alone()
     assert (crew.rank, crew.num_ranks, crew.is_lead) == (0, 1, True)
     assert crew.decide(int, lambda: 3) == 3
-    assert crew.share(str, "a") == crew.gather(str, "a") == crew.agree(str, lambda: "a") == ["a"]
+    assert crew.share(str, "a") == crew.agree(str, lambda: "a") == ["a"]
     table = np.array([2**64 - 1], np.uint64)
     assert crew.sum_tables([table])[0] is table
     crew.set_timeout(1.0)
     crew.listen(on_abort=print, goodbye=print)
     crew.tell_abort(OpId(1, 1))
-    crew.check()
     crew.meet()
     with crew.explaining(), pytest.raises(QuorumLost):
         crew.decide(int, _refuse)
@@ -164,8 +163,6 @@ def test_torchrun_starts_ranks(tmp_path: Path) -> None:
         env=environ,
         cwd=tmp_path,
     )
-    if done.returncode and "bind" in done.stderr:
-        pytest.skip("torchrun cannot bind here")
     assert done.stdout.count("together") == 2, done.stderr
     assert done.returncode == 0
 

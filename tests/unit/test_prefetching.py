@@ -38,8 +38,10 @@ class Slow:
         with self._heard:
             self.reads.append((where.start, threading.current_thread().name))
             self._heard.notify_all()
+            # Settled as the read begins, which is what `wait_for` counts.
+            fails = self.fails_from is not None and where.start >= self.fails_from
         assert self._open.acquire(timeout=WITHIN_S)
-        if self.fails_from is not None and where.start >= self.fails_from:
+        if fails:
             raise DataError("the source is gone")
         return self.tokens[where]
 
@@ -123,14 +125,13 @@ def test_what_was_read_ahead_is_dropped_where_other_slots_are_held(ahead: Alone)
     ahead.source.let(10_000)
     ahead.begin(2)
     taken = [*ahead.take(), *ahead.take()]
-    read_ahead = len(ahead.source.reads)
+    ahead.source.wait_for(4 * READS_A_BATCH)  # two more than were taken
     others = leases.give_back(ahead.here.slots(), ["a"])
     ahead.here.restore(leases.top_up(others, {"b": 8}))
     ahead.here.restore(leases.top_up(ahead.here.slots(), {"a": 8}))
     held = {lease.slot for lease in ahead.here.slots().held("a")}
     ahead.batches.begin()
     new = [ahead.take() for _ in range(4)]
-    assert read_ahead >= 2 * READS_A_BATCH
     assert {ahead.slot_of(token) for batch in new for token in batch} <= held
     assert not set(taken) & {token for batch in new for token in batch}
 
@@ -161,3 +162,29 @@ def test_an_error_of_what_never_comes_is_nobodys() -> None:
     with pytest.raises(DataError, match="unlucky"):
         prefetcher.take(((0, 0, 13, 1),))
     prefetcher.close()
+
+
+def test_a_panic_of_native_code_is_no_wait_for_ever() -> None:
+    class Panic(BaseException):
+        """As those of Rust's code come: no Exception."""
+
+    def read(stretches: Stretches) -> Batch:
+        raise Panic("an index out of bounds")
+
+    prefetcher = Prefetcher(read)
+    try:
+        prefetcher.expect([((0, 0, 13, 1),)])
+        got: list[BaseException] = []
+
+        def take() -> None:
+            try:
+                prefetcher.take(((0, 0, 13, 1),))
+            except BaseException as error:
+                got.append(error)
+
+        taker = threading.Thread(target=take, daemon=True)
+        taker.start()
+        taker.join(WITHIN_S)
+        assert [type(each) for each in got] == [Panic]
+    finally:
+        prefetcher.close()

@@ -63,5 +63,5 @@ class Prefetcher:
                 continue
             try:
                 future.set_result(self._read(stretches))
-            except Exception as error:  # carried to the thread that takes the batch
+            except BaseException as error:  # what takes the batch hears it, be it a panic of native code
                 future.set_exception(error)

@@ -38,9 +38,6 @@ from atoll.state.inner_state import InnerState
 from atoll.state.manifest import VALUE_BYTES, VECTORS
 from atoll.state.snapshot import SharedState
 
-LONGEST_CATCH_UP_S = 24 * 3600.0
-"""No single wait is this long: progress is what bounds it. A joiner that is too slow is told so much earlier."""
-
 _WHOLE: Final = "whole"
 _WIRE: Final = "wire"
 """Files in the staging folder: the state while it is caught up with, and the bytes of the last update."""
@@ -250,7 +247,7 @@ class Exchange:
             return self._target(order)
 
         def check() -> None:
-            self._check()
+            self._member.lead.check()
             if patience is not None:
                 order = self._order()
                 patience.look(bool(order and any(each.peer != self._peer for each in order.sources)))
@@ -264,7 +261,7 @@ class Exchange:
             want_snapshot=lambda: self._member.want_snapshot(state.version),
             check=check,
             progress_timeout_s=self._progress_timeout_s,
-            deadline_s=LONGEST_CATCH_UP_S,
+            deadline_s=LONG_S,  # progress bounds it; a joiner that is too slow is told so much earlier
             max_bytes_per_s=self._line.max_down,
             note=lambda sentence: self._member.progress(state.step, "catching up"),
             replayed=self._donor.keep,
@@ -312,9 +309,8 @@ class Exchange:
             return found
 
         position = self._crew.decide(_Position, tell, within_s=LONG_S)
-        read_state(Path(position.path), state)
+        self._crew.agree(bool, lambda: _taken(Path(position.path), state))
         state.version, state.round, state.step = position.version, position.round, position.step
-        self._crew.meet()
         if self._crew.is_lead:
             Path(position.path).unlink()
 
@@ -344,12 +340,15 @@ class Exchange:
         )
 
     def _order(self) -> CatchUp | None:
-        member = self._member
-        return member.newest_catch_up() if isinstance(member, RankedMember) else member.to_catch_up()
+        return self._member.lead.to_catch_up()
 
-    def _check(self) -> None:
-        member = self._member
-        if isinstance(member, RankedMember):
-            member.check_alone()
-        else:
-            member.check()
+
+def _taken(path: Path, state: OuterState) -> bool:
+    """This rank's ranges of what rank 0 caught up with. Raises LocalError."""
+    try:
+        read_state(path, state)
+    except OSError as error:
+        raise LocalError(
+            f"{path} cannot be read: {error.strerror or error}; all ranks of a peer must see checkpoint.staging"
+        ) from None
+    return True

@@ -17,7 +17,7 @@ from atoll.diloco.exchange import Shelf
 from atoll.diloco.ranked_member import AnyMember, RankedMember
 from atoll.diloco.safekeeping import Safekeeping
 from atoll.diloco.session import Session
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, SiblingLost
 from atoll.events import EventLog, JsonLinesSink, RunStarted, Sink
 from atoll.membership.client import Member
 from atoll.mesh.crew import Crew
@@ -100,6 +100,8 @@ def join(
         )
     except BaseException as error:
         crew.close(error)
+        # Or the next try would take its process group for the program's own.
+        own_mesh.close(lost=isinstance(error, SiblingLost))
         raise
 
 

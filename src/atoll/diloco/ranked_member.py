@@ -8,7 +8,6 @@ rank 0 alone. With one rank the session uses `membership.client.Member` itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
 
 import msgspec
 
@@ -75,7 +74,7 @@ class RankedMember:
 
     def connect(self) -> Admission:
         """As `Member.connect`; all ranks get rank 0's admission, or its error."""
-        admission = self._crew.decide(Admission, lambda: self._lead.connect(), within_s=LONG_S)
+        admission = self._crew.decide(Admission, lambda: self.lead.connect(), within_s=LONG_S)
         self._heard = msgspec.structs.replace(self._heard, session_key=admission.session_key)
         return admission
 
@@ -85,17 +84,17 @@ class RankedMember:
 
     def declare(self, message: Declare, meanwhile: Callable[[], None] = lambda: None) -> View | CatchUp:
         """As `Member.declare`; `message` counts on rank 0."""
-        return self._wait(lambda beat: self._lead.declare(message, beat), meanwhile)
+        return self._wait(lambda beat: self.lead.declare(message, beat), meanwhile)
 
     def caught_up(self, message: CaughtUp) -> View | CatchUp:
         """As `Member.caught_up`; `message` counts on rank 0."""
-        return self._wait(lambda beat: self._lead.caught_up(message), lambda: None)
+        return self._wait(lambda beat: self.lead.caught_up(message), lambda: None)
 
     def next_order(self, timeout_s: float) -> Plan | Verdict | CatchUp | None:
         """As `Member.next_order`."""
 
         def look() -> _Order:
-            order = self._lead.next_order(timeout_s)
+            order = self.lead.next_order(timeout_s)
             return _Order(
                 self._look(),
                 order if isinstance(order, Plan) else None,
@@ -109,7 +108,7 @@ class RankedMember:
 
     def newest_view(self) -> View:
         """The membership as rank 0 has it now."""
-        view = self._crew.decide(View, lambda: self._lead.view())
+        view = self._crew.decide(View, lambda: self.lead.view())
         self._heard = msgspec.structs.replace(self._heard, view=view, catch_up=None)
         return view
 
@@ -119,7 +118,7 @@ class RankedMember:
         """Rank 0 waits, and tells the others at every look that it does."""
         if self._member is None:
             while True:
-                step = self._crew.decide(_Wait, _never, within_s=LONG_S)
+                step = self._crew.hear(_Wait, within_s=LONG_S)
                 self._take(step.heard)
                 if (outcome := step.view or step.catch_up) is not None:
                     return outcome
@@ -167,7 +166,7 @@ class RankedMember:
 
     @property
     def session_key(self) -> bytes:
-        return self._lead.session_key if self._member is not None else self._heard.session_key
+        return self.lead.session_key if self._member is not None else self._heard.session_key
 
     def view(self) -> View:
         assert self._heard.view is not None, "declare() first"
@@ -181,22 +180,20 @@ class RankedMember:
 
     # ---- rank 0 alone ----------------------------------------------------------------------------------------------
 
-    def newest_catch_up(self) -> CatchUp | None:
-        """What rank 0 is to catch up with by now; while it does, the others wait."""
-        return self._lead.to_catch_up()
-
-    def check_alone(self) -> None:
-        """Raises what ended rank 0's membership; for rank 0 while the others wait."""
-        self._lead.check()
+    @property
+    def lead(self) -> Member:
+        """For what rank 0 does while the others wait."""
+        assert self._member is not None, "only rank 0 speaks to the coordinator"
+        return self._member
 
     def slots(self) -> SlotTable | None:
         return self._member.slots() if self._member is not None else None
 
     def want_slots(self, more: int, timeout_s: float) -> bool:
-        return self._lead.want_slots(more, timeout_s)
+        return self.lead.want_slots(more, timeout_s)
 
     def want_snapshot(self, version: int) -> None:
-        self._lead.want_snapshot(version)
+        self.lead.want_snapshot(version)
 
     def progress(self, step: int, phase: str, steps_in_round: int = 0, round_steps: int = 0) -> None:
         if self._member is not None:
@@ -215,7 +212,7 @@ class RankedMember:
             self._member.applied(message)
 
     def probed(self, message: Probed) -> None:
-        self._lead.probed(message)
+        self.lead.probed(message)
 
     def leave(self, reason: str, done: bool, timeout_s: float = LEAVE_S) -> None:
         if self._member is not None:
@@ -227,14 +224,9 @@ class RankedMember:
 
     # ---- details ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _lead(self) -> Member:
-        assert self._member is not None, "only rank 0 speaks to the coordinator"
-        return self._member
-
     def _look(self, view: View | None = None) -> Heard:
         """On rank 0. Raises what ended membership."""
-        member = self._lead
+        member = self.lead
         member.check()
         return Heard(
             view=view or (member.view() if self._heard.view is not None else None),
@@ -251,10 +243,6 @@ class RankedMember:
         if heard.stage is None and self._heard.stage is not None:  # one that nobody has looked at yet
             heard = msgspec.structs.replace(heard, stage=self._heard.stage)
         self._heard = heard
-
-
-def _never() -> NoReturn:
-    raise AssertionError("rank 0 chooses")
 
 
 AnyMember = Member | RankedMember

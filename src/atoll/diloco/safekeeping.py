@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from atoll import log
 from atoll.checkpoint.description import DESCRIPTION, Description, write_description
@@ -94,10 +94,18 @@ class Safekeeping:
         if found.own:
             self._waiting, remark = part_of_rank(found.own_state, crew.rank, crew.num_ranks)
             self._remarks += [remark] if remark else []
-            with safe_open(found.own, "pt") as file:
-                prefix = f"rank{crew.rank}/" if crew.rank else ""
-                names = [name for name in file.keys() if remark or is_of(name, prefix)]  # noqa: SIM118
+            crew.agree(bool, lambda: self._read_own(found.own, every=bool(remark)))
+        return True
+
+    def _read_own(self, path: str, *, every: bool) -> bool:
+        """The tensors of this rank, or of all, from a file that rank 0 has checked. Raises LocalError."""
+        prefix = f"rank{self._crew.rank}/" if self._crew.rank else ""
+        try:
+            with safe_open(path, "pt") as file:
+                names = [name for name in file.keys() if every or is_of(name, prefix)]  # noqa: SIM118
                 self._tensors = {name: file.get_tensor(name) for name in names}
+        except (OSError, SafetensorError) as error:
+            raise LocalError(f"{path} cannot be read: {error}; do all ranks see checkpoint.path?") from None
         return True
 
     def _find(self, keeping: Keeping, state: OuterState) -> Found:
@@ -249,7 +257,7 @@ class Safekeeping:
         if self._exchange is None or last is None or not last.uploader or last.version != loop.state.version:
             return
         version, term = last.version, last.term
-        if not self._crew.decide(bool, lambda: self._has(version, term)):
+        if not self._crew.decide(bool, lambda: self._has(version, term), within_s=LONG_S):
             self._save(loop, with_own=not loop.steps_in_round)
 
     def close(self, patience_s: float = LAST_SAVE_S) -> None:
@@ -269,7 +277,12 @@ class Safekeeping:
         last, exchange = loop.last_commit, self._exchange
         assert last is not None
         assert exchange is not None
-        if not self._crew.decide(bool, lambda: self._saver is not None and self._saver.is_free(last.version)):
+
+        def is_free() -> bool:
+            assert self._saver is not None
+            return self._saver.is_free(last.version)
+
+        if not self._crew.decide(bool, is_free, within_s=LONG_S):  # rank 0 may wait for the save before
             return
         state = loop.state
         taken: Taken | RankedPart | None = None

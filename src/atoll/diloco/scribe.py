@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal, NoReturn, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -61,7 +61,7 @@ class Scribe:
             if self._crew.num_ranks > 1:
                 self._crew.decide(Page, Page)
             return done
-        while (page := self._crew.decide(Page, _never, within_s=LONG_S)).kind != DONE:
+        while (page := self._crew.hear(Page, within_s=LONG_S)).kind != DONE:
             self._write(page)
         return None
 
@@ -141,7 +141,3 @@ def write_all(fd: int, data: memoryview, at: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], at + done)
-
-
-def _never() -> NoReturn:
-    raise AssertionError("rank 0 chooses")

@@ -110,6 +110,11 @@ class Member:
         self._say(message)
         return self._desk.wait_membership(1, meanwhile=meanwhile)
 
+    @property
+    def lead(self) -> Member:
+        """Itself; for a peer of several ranks that of rank 0 (`diloco.ranked_member`)."""
+        return self
+
     def to_catch_up(self) -> CatchUp | None:
         """The order to catch up, as last heard, while this peer is no member; else None. Any thread."""
         return self._desk.catch_up()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -66,11 +66,10 @@ class Crew:
         *,
         dead_s: float = DEAD_S,
         connect_s: float = 60.0,
-        on_lost: Callable[[int, str], None] | None = None,
     ) -> Crew:
         """The crew of these ranks, all of which call this; blocks at most about twice `connect_s`.
 
-        `dead_s` and `on_lost` are the watch's (see there). Raises SiblingLost.
+        `dead_s` is the watch's (see there). Raises SiblingLost.
         """
         if group.num_ranks == 1:
             return cls.alone()
@@ -79,7 +78,7 @@ class Crew:
         from atoll.mesh.watch import Watch
 
         links = connect(group, connect_s)
-        watch = Watch(group.rank, group.num_ranks, links, dead_s=dead_s, on_lost=on_lost)
+        watch = Watch(group.rank, group.num_ranks, links, dead_s=dead_s)
         try:
             channel = Channel(group, watch, connect_s=connect_s, wait_s=STALL_S)
         except BaseException as error:
@@ -128,19 +127,16 @@ class Crew:
         self._channel.tell(msgspec.msgpack.encode(outcome))
         return value
 
+    def hear(self, kind: type[T], *, within_s: float) -> T:
+        """`decide` of a rank that is not rank 0 and has nothing to choose from."""
+        return self.decide(kind, _never, within_s=within_s)
+
     def share(self, kind: type[T], value: T) -> list[T]:
         """Everybody's value, by rank, on all ranks. Raises SiblingLost."""
         if self._channel is None:
             return [value]
         shared = self._channel.share(msgspec.msgpack.encode(value))
         return [msgspec.msgpack.decode(each, type=kind) for each in shared]
-
-    def gather(self, kind: type[T], value: T) -> list[T] | None:
-        """Everybody's value, by rank, on rank 0; None on the others. Raises SiblingLost."""
-        if self._channel is None:
-            return [value]
-        shared = self._channel.share(msgspec.msgpack.encode(value))
-        return [msgspec.msgpack.decode(each, type=kind) for each in shared] if self.is_lead else None
 
     def agree(self, kind: type[T], attempt: Callable[[], T]) -> list[T]:
         """Every rank makes an attempt; all get what came of each, by rank, or all raise.
@@ -215,11 +211,6 @@ class Crew:
         if self._watch is not None:
             self._watch.tell_end(error)
 
-    def check(self) -> None:
-        """Raises SiblingLost if a sibling is lost, or ended with an error. Not collective; free."""
-        if self._watch is not None:
-            self._watch.check()
-
     @contextmanager
     def explaining(self) -> Generator[None]:
         """Inside, the RuntimeError of a torch collective that a lost sibling broke becomes SiblingLost."""
@@ -236,6 +227,10 @@ class Crew:
             self._watch.close(error)
         if self._channel is not None:
             self._channel.close()
+
+
+def _never() -> NoReturn:
+    raise AssertionError("rank 0 chooses")
 
 
 def _outcome_of(error: Exception, where: str = "") -> _Outcome:

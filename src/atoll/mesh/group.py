@@ -41,7 +41,6 @@ class RankGroup:
     """
 
     rank: int = 0
-    local_rank: int = 0
     num_ranks: int = 1
     host: str = LOOPBACK
     store: dist.Store | None = None
@@ -67,7 +66,7 @@ def open_group(env: RankEnvironment, device_type: str, timeout_s: float) -> Rank
     if dist.is_initialized():
         return _of_program(env)
     if env.num_ranks == 1:
-        return RankGroup(local_rank=env.local_rank)
+        return RankGroup()
     store = meet(env, timeout_s)
     host = listening_host(env)
     if device_type == "cuda":
@@ -87,7 +86,7 @@ def open_group(env: RankEnvironment, device_type: str, timeout_s: float) -> Rank
             f"rank {env.rank} of {env.num_ranks} cannot connect to its siblings for {timeout_s:g} s: "
             f"{first_line(error)}; see what the other ranks say, and start all again"
         ) from error
-    return RankGroup(env.rank, env.local_rank, env.num_ranks, host, store, owned=True)
+    return RankGroup(env.rank, env.num_ranks, host, store, owned=True)
 
 
 def _choose_device(env: RankEnvironment) -> None:
@@ -177,10 +176,10 @@ def _of_program(env: RankEnvironment) -> RankGroup:
     """The group that the program made before it came to us."""
     num_ranks = dist.get_world_size()
     if num_ranks == 1:
-        return RankGroup(local_rank=env.local_rank)
+        return RankGroup()
     # A program may take part several times over one group, and each time with a crew of its own.
     store = dist.PrefixStore(f"atoll/{next(_openings)}", distributed_c10d._get_default_store())
-    return RankGroup(dist.get_rank(), env.local_rank, num_ranks, listening_host(env), store)
+    return RankGroup(dist.get_rank(), num_ranks, listening_host(env), store)
 
 
 def _who_is_missing(env: RankEnvironment, store: dist.Store, keys: list[str], timeout_s: float) -> str:

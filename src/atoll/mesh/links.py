@@ -140,7 +140,7 @@ def connect(group: RankGroup, timeout_s: float) -> dict[int, Link]:
         if group.rank == 0:
             return _accept_all(group, until_s)
         return {0: _dial(group, until_s)}
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, BrokenLinkError) as error:
         raise SiblingLost(
             f"rank {group.rank} of {group.num_ranks} has no connection with "
             f"{'its siblings' if group.rank == 0 else 'rank 0'} for its watch within {timeout_s:g} s: {error}"

@@ -40,24 +40,15 @@ class Watch:
     """This rank's part of it. Made with the links of `mesh.links.connect`; ends with `close`, once.
 
     `on_abort(op)` and `goodbye(reason)` come from threads of the watch; the first must only tell the engine, the second
-    may block for GOODBYE_S. `on_lost(rank, reason)`, on the watch's thread, replaces the end of the process.
+    may block for GOODBYE_S.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        num_ranks: int,
-        links: dict[int, Link],
-        *,
-        dead_s: float,
-        on_lost: Callable[[int, str], None] | None = None,
-    ) -> None:
+    def __init__(self, rank: int, num_ranks: int, links: dict[int, Link], *, dead_s: float) -> None:
         self._rank, self._num_ranks = rank, num_ranks
         self._links = links
         self._dead_s = dead_s
         self._on_abort: Callable[[OpId], None] = lambda op: None
         self._goodbye: Callable[[str], None] = lambda reason: None
-        self._on_lost = on_lost
         self._changed = threading.Condition()
         self._outbox: list[Message] = []
         self._ended: Ended | None = None
@@ -89,7 +80,12 @@ class Watch:
 
     def tell_end(self, error: BaseException) -> None:
         """Have all other ranks end because of `error`, which ends this one. Does not wait."""
-        self._post(_ended_by(self._rank, error))
+        with self._changed:
+            self._outbox.append(_ended_by(self._rank, error))
+            if not isinstance(error, SiblingLost):
+                # It ends for a reason of its own, and in its own time: it may have a save to wait for.
+                self._away, self._act_at_s = True, float("inf")
+        self._wake()
 
     # ---- the training thread ------------------------------------------------------------------------------
 
@@ -159,7 +155,9 @@ class Watch:
                 sent_s = now_s
                 self._send(Alive())
             self._look_for_silence(time.monotonic())
-            if time.monotonic() >= self._act_at_s:
+            with self._changed:
+                acts = time.monotonic() >= self._act_at_s
+            if acts:
                 self._act()
         self._part()
 
@@ -228,14 +226,9 @@ class Watch:
                     link.send(message)
 
     def _act(self) -> None:
-        """The training thread does not end by itself: end the process, or tell whoever wants to know."""
+        """The training thread does not end by itself: end the process."""
         assert self._ended is not None
-        self._act_at_s = float("inf")
-        ended = self._ended
-        error = self._error(ended)
-        if self._on_lost is not None:
-            self._on_lost(ended.rank, str(error))
-            return
+        error = self._error(self._ended)
         farewell = threading.Thread(
             target=self._goodbye, args=(str(error),), name="atoll-goodbye", daemon=True
         )
@@ -263,8 +256,10 @@ class Watch:
             self._hear_out(TICK_S)
         for link in self._links.values():
             link.close()
-        os.close(self._reader)
-        os.close(self._writer)
+        with self._changed:
+            reader, writer, self._writer = self._reader, self._writer, -1
+        os.close(reader)
+        os.close(writer)
 
     def _hear_out(self, timeout_s: float) -> None:
         by_number = {link.fileno(): (rank, link) for rank, link in self._links.items()}
@@ -289,8 +284,9 @@ class Watch:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # full: it is about to wake; closed: it is over
-            os.write(self._writer, b"\0")
+        with self._changed, suppress(BlockingIOError):  # full: it is about to wake
+            if self._writer >= 0:
+                os.write(self._writer, b"\0")
 
     def _error(self, ended: Ended) -> SiblingLost:
         return SiblingLost(f"{ended.reason}; rank {self._rank} ends too", ended.exit_code)

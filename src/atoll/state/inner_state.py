@@ -2,9 +2,7 @@
 
 The format is safetensors: a tensor `KEY/PARAMETER` for each one of the state, plain numbers and the optimizer's class
 in the header's metadata. Nothing is pickled. Parameters are matched by name, so the order of groups does not matter.
-
-Of a parameter that is cut, each rank writes and reads the state of its own rows, and says which rank it is: rows of
-another cut are refused.
+Only peers of one rank give and take it; theirs may be DTensors all the same, over a mesh of one.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ class InnerState:
 
     def __init__(self, optimizer: torch.optim.Optimizer, tensors: ModelTensors) -> None:
         self._optimizer = optimizer
-        self._place = f"rank {tensors.rank} of {tensors.num_ranks}"
         names = {id(t): p.name for t, p in zip(tensors.tensors, tensors.layout.parameters, strict=True)}
         self._parameters = {
             p.name: t for t, p in zip(tensors.tensors, tensors.layout.parameters, strict=True)
@@ -53,7 +50,6 @@ class InnerState:
             return b""
         kind = type(self._optimizer).__name__
         about = {"format": FORMAT, "optimizer": kind, "numbers": msgspec.json.encode(numbers).decode()}
-        about["place"] = self._place
         return save(found, metadata=about)
 
     def take(self, data: bytes) -> None:
@@ -83,8 +79,6 @@ class InnerState:
             raise ValueError(
                 f"it is that of {about.get('optimizer', 'something else')}, this peer has {kind}"
             )
-        if (place := about.get("place", "rank 0 of 1")) != self._place:
-            raise ValueError(f"it is that of {place}, this is {self._place}")
         found: dict[str, dict[str, Any]] = {}
         for path, value in (*tensors.items(), *numbers.items()):
             key, _, name = path.partition("/")

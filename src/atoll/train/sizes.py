@@ -51,7 +51,6 @@ class RankSizes:
 
     rank: int
     elements: int
-    wire_bytes: int
     device: tuple[Item, ...]
     host: tuple[Item, ...]
     passing: tuple[Item, ...]
@@ -88,7 +87,6 @@ def peer_sizes(
     num_ranks: int = 1,
     members: Sequence[str] = (),
     links: Sequence[LinkRate] = (),
-    topology: str = "",
 ) -> PeerSizes:
     """A peer of `num_ranks` in a run of `members` (default: as many as the run begins with), by what is known of the
     links between them. Raises ValueError if the model has no rows for so many ranks, ConfigError if it is not the
@@ -108,7 +106,7 @@ def peer_sizes(
         raise ValueError(f"rank {empty} of {num_ranks} would hold nothing: the model has too few rows")
     names = tuple(sorted(members)) or tuple(f"peer-{n:04d}" for n in range(config.membership.start_peers))
     wire_bytes = sum(grid.wire_bytes(codec) for grid in grids)
-    choice = _planned(config, names, wire_bytes, links, topology)
+    choice = _planned(config, names, wire_bytes, links)
     by_rank = _traffic(choice, names, layout, num_ranks, codec)
     moved = {name: sum((each[name] for each in by_rank), Traffic()) for name in names}
     largest = max(range(num_ranks), key=lambda rank: (grids[rank].numel, -rank))
@@ -142,7 +140,7 @@ def _traffic(
 
 
 def _planned(
-    config: RunConfig, names: tuple[str, ...], wire_bytes: int, links: Sequence[LinkRate], topology: str
+    config: RunConfig, names: tuple[str, ...], wire_bytes: int, links: Sequence[LinkRate]
 ) -> PlanChoice:
     net = config.net
     return choose(
@@ -152,7 +150,7 @@ def _planned(
             wire_bytes=wire_bytes,
             codec=config.outer.codec,
             links=tuple(links),
-            topology=topology or net.topology,
+            topology=net.topology,
             connections=0 if net.connections == "auto" else net.connections,
         )
     )
@@ -208,7 +206,6 @@ def _rank_sizes(
     return RankSizes(
         rank=rank,
         elements=elements,
-        wire_bytes=grid.wire_bytes(codec),
         device=tuple(device),
         host=tuple(host),
         passing=_whole_items(config, weights, rank) if several or not on_cpu else (),
