@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -44,7 +45,8 @@ WARM_UP = 2  # turns that do not count
 LIMIT_S = 1800.0
 LR, CLIP = 3e-3, 1.0
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
-Step = Callable[[torch.Tensor, torch.Tensor], None]
+Step = Callable[[torch.Tensor, torch.Tensor], float]
+"""Gives the step's loss: ours over all ranks, the bare loop's over its own rows."""
 
 
 def shape(quick: bool) -> LlamaConfig:
@@ -75,8 +77,8 @@ def ours(model: Llama, mesh: DeviceMesh, device: str) -> Step:
     inner = InnerStep(model, optimizer, lambda _: LR, clip_norm=CLIP, device=device, ranks=ranks)
     count = itertools.count()
 
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        inner.step(inputs, targets, next(count))
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return inner.step(inputs, targets, next(count)).loss
 
     return step
 
@@ -90,7 +92,7 @@ def bare(model: Llama, mesh: DeviceMesh, device: str) -> Step:
     optimizer = optimizer_of(model)
     rank, num_ranks = mesh.get_local_rank(), mesh.size()
 
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
         each = len(inputs) // num_ranks
         own = slice(rank * each, (rank + 1) * each)
         for group in optimizer.param_groups:
@@ -100,7 +102,7 @@ def bare(model: Llama, mesh: DeviceMesh, device: str) -> Step:
         clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        loss.item()
+        return loss.item()
 
     return step
 
@@ -128,16 +130,17 @@ def one_rank(rank: int, options: argparse.Namespace, folder: str) -> None:
     read = {name: batches(options.seed) for name in loops}
     order = random.Random(options.seed)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
+    losses = dict.fromkeys(loops, 0.0)
     for _ in range(WARM_UP + options.turns):
         for name in order.sample(sorted(loops), len(loops)):
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             for _ in range(BLOCK):
-                loops[name](*next(read[name]))
+                losses[name] = loops[name](*next(read[name]))
             if cuda:
                 torch.cuda.synchronize()
             taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-    Path(folder, f"{rank}.json").write_text(json.dumps(taken))
+    Path(folder, f"{rank}.json").write_text(json.dumps({"taken": taken, "losses": losses}))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -162,10 +165,13 @@ def measure(options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]
             for process in ranks:
                 process.kill()
         found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(options.ranks)]
+    mine, theirs = (statistics.mean(each["losses"][name] for each in found) for name in ("ours", "bare"))
+    if not math.isclose(mine, theirs, rel_tol=1e-3):
+        sys.exit(f"the loops do not do the same: a loss of {mine} here, {theirs} there")
     return {
         name: [
             (max(wall for wall, _ in turn), sum(cpu for _, cpu in turn))
-            for turn in zip(*(each[name] for each in found), strict=True)
+            for turn in zip(*(each["taken"][name] for each in found), strict=True)
         ][WARM_UP:]
         for name in ("ours", "bare")
     }

@@ -124,6 +124,10 @@ def test_a_trainer_that_was_stopped_goes_on_to_the_same_bits(
     assert (told.version, told.own_part, told.remarks) == (SAVED_AT, True, ())
     (counted,) = [event for event in whole if isinstance(event, CheckpointsCounted)]
     assert (counted.saved, counted.newest) == (2, ROUNDS), "what was named, and the last version"
+    if more:
+        assert digests(whole) != digests(run(tmp_path / "plain", text, scope=scope)), (
+            "the setting does something"
+        )
     final = load_file(tmp_path / "whole" / "run" / "model.safetensors")
     assert {each.dtype for each in final.values()} == {torch.float32}, "masters, where there are such"
 

@@ -220,7 +220,7 @@ def test_a_job_that_fails_is_not_queued_again(cluster: Cluster) -> None:
 @pytest.mark.parametrize("missing", ["COORDINATOR", "RUN", "TOKEN_FILE"])
 def test_a_job_says_what_it_lacks(cluster: Cluster, missing: str) -> None:
     assert cluster.job("a", "127.0.0.1:1", **{missing: ""}).wait(30) != 0
-    assert missing in cluster.said("a")
+    assert re.search(rf"peer\.sbatch.*\b{missing}\b", cluster.said("a")), cluster.said("a")
 
 
 def test_a_token_that_others_can_read_is_refused(cluster: Cluster) -> None:

@@ -248,7 +248,8 @@ def test_torchrun_joins_late_and_is_stopped(tmp_path: Path) -> None:
     assert caught_up.version >= 1
     (left,) = of(seen, PeerLeft, "coordinator")  # it said goodbye, whichever of its ranks heard first
     assert (left.peer, "stopped by SIGTERM" in left.reason) == ("b", True), left
-    assert "Traceback" not in b.said().partition("torch/distributed/elastic")[0], b.said()
+    # torchrun's own ends so; a rank's would not.
+    assert b.said().count("Traceback") == b.said().count("SignalException: Process"), b.said()
 
 
 def begin(start: Callable[..., Started], run_toml: Path) -> tuple[Started, str]:

@@ -10,14 +10,12 @@ import pytest
 
 from support.rank_worker import DEAD_S
 from support.ranks import Ranks, ranks_of
+from support.slack import SLACK_S
 
 pytestmark = pytest.mark.fault
 
 END_S = 1.0 + 2.0 + 0.5
 """The training thread's grace, the goodbye, the flush: what comes after a loss is noticed."""
-SLACK_S = 4.0
-"""For a machine with more to do than processors."""
-
 KILLED = "its connection closed"
 FROZEN = f"no sign of life for dead_s = {DEAD_S:g} s"
 
@@ -88,12 +86,9 @@ def test_an_abort_reaches_siblings_whose_main_threads_sleep(tmp_path: Path) -> N
     with ranks_of(tmp_path, 3, "aborting") as ranks:
         ended = ranks.all_ended()
     assert [(each.code, each.err) for each in ended] == [(0, "")] * 3
-    told_s = float(ended[2].out.split()[-1])
     for each in ended[:2]:
-        word, op, at_s = each.out.split()
-        assert (word, op) == ("aborted", "t1/r2/f0/a3")
-        assert 0 <= float(at_s) - told_s < 1.0, "long before their sleep of 2 s is over"
-    assert "aborted" not in ended[2].out
+        assert each.out.splitlines() == ["aborted t1/r2/f0/a3", "woke"]
+    assert ended[2].out.splitlines() == ["told", "woke"]
 
 
 def test_siblings_of_a_rank_that_fails_end_with_its_reason(tmp_path: Path) -> None:

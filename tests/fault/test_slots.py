@@ -115,7 +115,10 @@ def test_every_document_is_consumed_exactly_once(tmp_path: Path, fault_seed: int
         stood_at = swarm.version()
         # At the deadline where it was not ready; else, in an attempt, once it is taken for dead.
         swarm.wait(
-            lambda: any(left_out not in e["contributors"] for e in swarm.events("RoundCommitted")),
+            lambda: any(
+                e["version"] > stood_at and left_out not in e["contributors"]
+                for e in swarm.events("RoundCommitted")
+            ),
             within_s=60,
             what="a round without the one that stands still",
         )

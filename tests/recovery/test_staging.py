@@ -89,18 +89,25 @@ def test_room_is_in_place_and_was_not_taken_with_pythons_lock_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gigabyte takes seconds on a busy machine, and a peer that sends no heartbeat for so long is lost."""
-    asked = []
-    real = mmap.mmap
+    asked: list[int] = []
+    slices: list[int] = []
 
-    def spy(fd: int, size: int, flags: int) -> mmap.mmap:
-        asked.append(flags)
-        return real(fd, size, flags=flags)
+    class Spied(mmap.mmap):
+        def __new__(cls, fd: int, size: int, flags: int) -> Spied:
+            asked.append(flags)
+            return super().__new__(cls, fd, size, flags=flags)
 
-    monkeypatch.setattr(staging.mmap, "mmap", spy)
+        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+            slices.append(length)
+            super().madvise(option, start, length)
+
+    monkeypatch.setattr(staging.mmap, "mmap", Spied)
+    monkeypatch.setattr(staging, "_POPULATE_BYTES", 1 << 20)
     numel = 4 << 20
     slots = Slots(tmp_path, "run", mapped=True)
     slots.reserve(numel)
     assert asked == [mmap.MAP_SHARED] * 2, "the call keeps the lock: it must not fill the pages too"
+    assert max(slices) == 1 << 20, "so does each of these"
     resident = [int(each) for each in re.findall(r"shard-0.*\n(?:.*\n)*?Rss: *(\d+) kB", smaps())]
     assert len(resident) == 2
     assert all(kilobytes << 10 >= 2 * 4 * numel for kilobytes in resident)

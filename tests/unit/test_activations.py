@@ -14,6 +14,7 @@ from torch import nn
 
 from atoll.config.load import load
 from atoll.errors import ConfigError
+from atoll.train import activations
 from atoll.train.activations import blocks, checkpoint_activations
 from atoll.train.init import initialize
 from atoll.train.llama import Llama, LlamaConfig
@@ -135,9 +136,10 @@ def test_names_and_copies_are_as_without(mode: Mode) -> None:
     assert twin.loss(*batch()).item() == pytest.approx(math.log(32))
 
 
-def test_evaluation_pays_nothing() -> None:
+def test_evaluation_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("full")
     expected = make().loss(*batch())
+    monkeypatch.setattr(activations, "checkpoint", lambda *_, **__: pytest.fail("it pays"))
     with torch.no_grad():
         assert torch.equal(model.loss(*batch()), expected)
 

@@ -113,19 +113,35 @@ def test_copies_follow_each_step_and_training_goes_as_in_fp32(tied: bool) -> Non
     optimizer = make_adamw(plain, lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
     exact = InnerStep(plain, optimizer, lambda _: 1e-3, clip_norm=1.0)
     assert inner.masters is not None
-    for step in range(20):
-        loss = inner.step(*batch(step), step).loss
-        assert loss == pytest.approx(exact.step(*batch(step), step).loss, rel=0.02)
+    fell = []
+    for step in range(20):  # one batch, so that what was learned shows
+        loss, exact_loss = inner.step(*batch(0), step).loss, exact.step(*batch(0), step).loss
+        fell.append(exact_loss)
+        assert loss == pytest.approx(exact_loss, abs=0.05 * (fell[0] - min(fell)) + 0.005)
         assert copies_are_the_masters_rounded(model, inner.masters)
         assert all(each.grad is None for each in model.parameters())
+    assert fell[0] - fell[-1] > 0.2, "it learns, or this shows nothing"
 
 
 def test_gradients_of_parts_are_added_up_in_fp32() -> None:
-    whole, parts = make(), make()
-    _, one = prepared(whole)
-    _, many = prepared(parts, micro_batch=1)
-    norms = [inner.step(*batch(0), 0).grad_norm for inner in (one, many)]
-    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+    model, twin = make(), make()
+    masters, _ = Masters(model), Masters(twin)
+    inputs, targets = batch(0)
+    wanted = [torch.zeros(each.shape) for each in twin.parameters()]
+    for row in range(len(inputs)):
+        part = slice(row, row + 1)
+        model.loss(inputs[part], targets[part]).backward()
+        masters.collect()
+        twin.loss(inputs[part], targets[part]).backward()
+        for total, each in zip(wanted, twin.parameters(), strict=True):
+            assert each.grad is not None
+            total += each.grad.float()
+            each.grad = None
+    found = [masters.of(each).grad for each in model.parameters()]
+    assert all(
+        each is not None and torch.equal(each, total) for each, total in zip(found, wanted, strict=True)
+    )
+    assert any(not torch.equal(each, each.bfloat16().float()) for each in wanted), "or bf16 would do as well"
 
 
 def test_frozen_weights_are_rounded_in_place_and_have_no_master() -> None:

@@ -71,7 +71,8 @@ def test_every_topology_moves_what_a_walk_counts(topology: str, seed: int) -> No
     task = Task(links, grid.wire_bytes("int8"), "int8", tuple(contributors))
     lanes = list(BUILDERS[topology](task).lanes)
     if not lanes:
-        pytest.skip(f"seed {seed}: no {topology} over these links")
+        assert topology == "two-level", f"seed {seed}: any links can be had"
+        pytest.skip(f"seed {seed}: no regions in these links")
     found = traffic(lanes, members, grid, "int8", chunk_bytes=4096, contributors=contributors)
     assert found == walked(lanes, members, grid, "int8", 4096, contributors), f"seed {seed}"
     routes = (0, *sorted(chance.sample(grid.boundaries[1:-1].tolist(), 2)), grid.numel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import get_args
 
@@ -40,11 +39,7 @@ PARAMETERS = {
 @pytest.mark.parametrize("size", SIZES)
 def test_parameters_of_every_size(size: ModelSize) -> None:
     config = llama_config(ModelSection(size=size))
-    started = time.process_time()
     model = Llama.on_meta(config)
-    assert (
-        time.process_time() - started < 10
-    )  # 70B that were made in memory would take minutes, and the memory
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[size]
     assert config.num_parameters() == PARAMETERS[size]

@@ -58,10 +58,12 @@ def blocks() -> list[torch.Tensor]:
 
 
 def test_each_block_is_on_the_host_until_the_next_but_one(made: tuple[Staging, Stream]) -> None:
-    for _ in range(2):  # the buffers are used again
+    for again in (1, 2):  # the buffers are used again
         seen = [block.clone() for block in made[0].to_host(iter(blocks()))]
         assert len(seen) == 5
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(seen, blocks(), strict=True))
+        logs = [each.log for each in made[0]._copied]  # type: ignore[attr-defined]
+        assert logs == [["recorded", "waited"] * 3 * again, ["recorded", "waited"] * 2 * again]
     assert list(made[0].to_host([])) == []
 
 
