@@ -24,6 +24,7 @@ from support.swarm import Peer, Swarm, nursery
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 READING = Path(__file__).parents[1] / "support" / "reading_peer.py"
+SAVE_ROUNDS = 3
 IMPATIENT = {"dead_s": 2.0, "relearn_s": 2.0, "grace_s": 0.3, "freeze_s": 0.5}
 
 
@@ -163,7 +164,7 @@ def test_a_run_that_is_resumed_reads_what_it_would_have_read(tmp_path: Path) -> 
         swarm.wait_for_version(30)
         whole = swarm.read_by_version()
     with steady(tmp_path / "killed") as swarm:
-        swarm.wait(lambda: saved(swarm.folder, "a", "b"), within_s=60, what="checkpoints of both")
+        stop_between_saves(swarm, "a", "b")
         swarm.kill_all()
         swarm.journal.unlink()
         start(swarm, "b", "a")
@@ -183,7 +184,9 @@ def test_a_run_that_is_resumed_reads_what_it_would_have_read(tmp_path: Path) -> 
 def steady(folder: Path) -> Iterator[Readers]:
     """Two peers in a run in which nobody is left out, nor gone on without where the machine is busy."""
     folder.mkdir()
-    with Readers(folder, start_peers=2, save_rounds=3, policy="wait", dead_s=8.0, relearn_s=8.0) as swarm:
+    with Readers(
+        folder, start_peers=2, save_rounds=SAVE_ROUNDS, policy="wait", dead_s=8.0, relearn_s=8.0
+    ) as swarm:
         start(swarm, "a", "b")
         yield swarm
 
@@ -191,6 +194,24 @@ def steady(folder: Path) -> Iterator[Readers]:
 def start(swarm: Readers, *names: str) -> None:
     for name in names:
         swarm.reader(name, "--checkpoints", swarm.folder / f"place-{name}")
+
+
+def stop_between_saves(swarm: Readers, *names: str) -> None:
+    """Halt the coordinator, and with it all rounds, at a moment when all have saved the same version: who has an older
+    one would come late to the run that goes on."""
+
+    def all_saved_it() -> bool:
+        found = [CheckpointFolder(swarm.folder / f"place-{name}").latest() for name in names]
+        versions = {latest.version if latest is not None else 0 for latest in found}
+        return len(versions) == 1 and swarm.version() < min(versions) + SAVE_ROUNDS
+
+    swarm.wait(lambda: saved(swarm.folder, *names), within_s=60, what="checkpoints of all")
+    while True:
+        swarm.wait(all_saved_it, within_s=60, what="checkpoints of one version, and no save under way")
+        swarm.coordinator.send_signal(signal.SIGSTOP)
+        if all_saved_it():
+            return
+        swarm.coordinator.send_signal(signal.SIGCONT)
 
 
 def saved(folder: Path, *names: str) -> bool:

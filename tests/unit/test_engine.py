@@ -281,7 +281,12 @@ def test_threads_and_descriptors_come_back() -> None:
             comm.stats()["open_fds"] for comm in engines.comms.values()
         )
         assert process.num_threads() > before[0]
-    assert (process.num_threads(), process.num_fds()) == before
+    assert process.num_fds() == before[1]
+    # The kernel counts a thread that was joined for a moment longer.
+    deadline_s = time.monotonic() + 10
+    while process.num_threads() != before[0]:
+        assert time.monotonic() < deadline_s, f"{process.num_threads()} threads, {before[0]} before"
+        time.sleep(0.01)
 
 
 def test_closing_ends_what_runs() -> None:
