@@ -168,6 +168,23 @@ class PeerEvicted(Event, frozen=True):
     members: tuple[str, ...]
 
 
+class PeerCertified(Event, frozen=True):
+    """The run's authority gave a peer a certificate, because it holds this token, or `renewed` an earlier one."""
+
+    peer: str
+    serial: str
+    token: str
+    renewed: bool
+
+
+class TokenChanged(Event, frozen=True):
+    """A token was "made" or "revoked". Its secret is nowhere."""
+
+    token: str
+    scope: str
+    what: str
+
+
 class RunStopped(Event, frozen=True):
     """An operator stopped the run: the round that is open is its last, or there is none."""
 

@@ -61,6 +61,7 @@ def without_nonce(answer: Answer) -> tuple[int, frozenset[tuple[str, str]], byte
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
 def test_whatever_a_stranger_asks_the_answer_is_the_same(donor: Donor, method: str) -> None:
     answers = set()
+    source = f"127.0.0.{10 + len(method)}"  # one source has few connections that prove nothing
     for target in (
         "/",
         "/v1/held/-1",
@@ -78,7 +79,7 @@ def test_whatever_a_stranger_asks_the_answer_is_the_same(donor: Donor, method: s
             {"Range": "bytes=0-999999999999"},
             {"Authorization": "Basic eA=="},
         ):
-            with Asker(donor.port) as stranger:
+            with Asker(donor.port, source=source) as stranger:
                 answers.add(without_nonce(stranger.send(method, target, headers)))
     assert len(answers) == 1
     status, _, body = answers.pop()
@@ -137,7 +138,9 @@ def test_noise_is_hung_up_on_and_costs_no_memory(donor: Donor) -> None:
         b"GET / HTTP/1.1\r\n\r\n" * 20_000,
     ]
     for noise in noises:
-        with socket.create_connection(("127.0.0.1", donor.port), timeout=gate.PROVE_S + SLACK_S) as stranger:
+        with socket.create_connection(
+            ("127.0.0.1", donor.port), timeout=gate.PROVE_S + SLACK_S, source_address=("127.0.0.9", 0)
+        ) as stranger:
             with contextlib.suppress(OSError):
                 stranger.sendall(noise)
                 stranger.shutdown(socket.SHUT_WR)
@@ -149,11 +152,14 @@ def test_noise_is_hung_up_on_and_costs_no_memory(donor: Donor) -> None:
 
 
 def test_slow_strangers_hold_nobody_up_and_are_hung_up_on(donor: Donor) -> None:
-    """Each says a little of a request now and then; there are more of them than the sidecar has places for."""
+    """Each says a little of a request now and then; there are more of them than the sidecar has places for, and they
+    come from several sources, since one alone has few."""
     before = descriptors(donor)
     crowd = [
-        socket.create_connection(("127.0.0.1", donor.port), timeout=5.0)
-        for _ in range(3 * gate.MAX_STRANGERS)
+        socket.create_connection(
+            ("127.0.0.1", donor.port), timeout=5.0, source_address=(f"127.0.0.{2 + number % 6}", 0)
+        )
+        for number in range(3 * gate.MAX_STRANGERS)
     ]
     try:
         for each in crowd:

@@ -32,12 +32,15 @@ class Asker:
     key: bytes = KEY
     run: str = RUN
     timeout_s: float = 20.0
+    source: str = "127.0.0.1"
     nonce: bytes = bytes(16)
     count: int = 0
     connection: http.client.HTTPConnection = field(init=False)
 
     def __post_init__(self) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.timeout_s)
+        self.connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=self.timeout_s, source_address=(self.source, 0)
+        )
 
     def __enter__(self) -> Asker:
         return self

@@ -271,8 +271,12 @@ def test_idle_strangers_keep_nobody_out_and_are_shown_out(
 
 
 def test_strangers_beyond_the_limit_cost_the_oldest_its_place(coordinator: CoordinatorThread) -> None:
+    """From several sources: one alone cannot take all the places."""
     strangers = [
-        socket.create_connection(("127.0.0.1", coordinator.port)) for _ in range(gate.MAX_STRANGERS + 1)
+        socket.create_connection(
+            ("127.0.0.1", coordinator.port), source_address=(f"127.0.0.{2 + number % 4}", 0)
+        )
+        for number in range(gate.MAX_STRANGERS + 1)
     ]
     first, second = strangers[:2]
     first.settimeout(gate.PROVE_S - 1)

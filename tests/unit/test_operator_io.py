@@ -179,7 +179,7 @@ def test_an_impostor_without_the_token_is_told_nothing(monkeypatch: pytest.Monke
         address = "{}:{}".format(*runner.addresses[0][:2])
         try:
             with pytest.raises(Refused, match="does not hold this run's token"):
-                await operator_link._ask(address, TOKEN, StopRun("x"))
+                await operator_link.ask(address, TOKEN, StopRun("x"))
         finally:
             await runner.cleanup()
 
@@ -273,7 +273,7 @@ def test_a_mistake_is_answered_and_changes_nothing(coordinator: CoordinatorThrea
 
 def test_many_ask_at_once_and_all_are_answered(coordinator: CoordinatorThread) -> None:
     async def ask_all() -> list[Status | Done]:
-        asked = [operator_link._ask(coordinator.address, TOKEN, StatusWanted()) for _ in range(50)]
+        asked = [operator_link.ask(coordinator.address, TOKEN, StatusWanted()) for _ in range(50)]
         return await asyncio.gather(*asked)
 
     assert {type(each) for each in asyncio.run(ask_all())} == {Status}

@@ -14,9 +14,11 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from atoll import log
+from atoll.cli.evict import parse_duration
 from atoll.cli.join_line import TOKEN_LINE, join_line, print_lines
 from atoll.cli.options import Assignments, TokenFile
 from atoll.cli.signals import Stopped
+from atoll.cli.trusting import AUTHORITY, LOOPBACK, Trusted, open_trust
 from atoll.config.environment import run_token
 from atoll.config.load import load
 from atoll.config.schema import RunConfig
@@ -39,6 +41,20 @@ def coordinator(
     run: Annotated[str | None, Parameter(help="The run's name, where no RUN.toml gives it.")] = None,
     set_: Assignments = None,
     token_file: TokenFile = None,
+    new: Annotated[
+        bool,
+        Parameter(help="Make the run's authority and its first tokens; then everything is TLS.", negative=""),
+    ] = False,
+    tokens_for: Annotated[
+        str, Parameter(help="With --new: how long the join token lasts, e.g. 12h or 7d; 0: for ever.")
+    ] = "7d",
+    authority_file: Annotated[
+        Path | None,
+        Parameter(
+            help="The authority's key and certificate. Default: authority.pem in OUT, if it is there.",
+            show_default=False,
+        ),
+    ] = None,
     journal: Annotated[
         str | None,
         Parameter(
@@ -63,23 +79,37 @@ def coordinator(
     the others stand by, and one of them takes over once the leader was silent for membership.lease_s. Give peers
     all their addresses, separated by commas. More in docs/high-availability.md.
 
+    --new makes the run: an authority (OUT/authority.pem) and two tokens, one to join and one to give orders. It prints
+    the join line with the authority's fingerprint; from then on every connection of the run is TLS, and who has no
+    certificate of this authority gets nothing. Started again, without --new, it goes on with the same authority.
+    Without an authority nothing is encrypted and one ATOLL_TOKEN lets in; that is allowed on loopback, or inside a VPN
+    that net.vpn names. More in docs/trust.md.
+
     Try:
 
-        export ATOLL_TOKEN=$(python -c 'import secrets; print(secrets.token_urlsafe(32))')
-        atoll coordinator recipes/three-clouds.toml --bind 0.0.0.0:7070
-        atoll coordinator --run my-run --set membership.start_peers=2
+        atoll coordinator recipes/three-clouds.toml --bind 0.0.0.0:7070 --new
+        ATOLL_TOKEN=... atoll coordinator --run my-run --set membership.start_peers=2
         atoll coordinator run.toml --bind 0.0.0.0:7070 --journal etcd://10.0.0.1:2379,10.0.0.2:2379
 
     Exit codes: 0 the run is over; 2 config; 3 port or journal in use; 4 no etcd; 5 no token; 6 quorum lost;
     130/143 stopped.
     """
     config = _config(run_toml, run, set_ or [])
-    token = run_token(token_file)
     folder = out or Path(config.local.out) / config.run.name
+    host, port = parse_address(bind)
+    trusted = open_trust(
+        config, host, authority_file or folder / AUTHORITY, new=new, join_for_s=_span(tokens_for)
+    )
+    token = run_token(token_file) if trusted is None else b""
     flat = flatten(config) if run_toml else None
     console = Console(highlight=False)
     kept_in = _journal(journal, config, folder)
-    host, port = parse_address(bind)
+    if new and isinstance(kept_in, Path) and kept_in.exists():
+        raise ConfigError(
+            f"--new: {kept_in} is the journal of a run that has begun; leave out --new to go on with it"
+        )
+    if trusted is not None:
+        trusted.keep()
     sink = JsonLinesSink(folder / "coordinator.jsonl")
     events = EventLog("coordinator", sink, EventPrinter(console))
     log.to_stderr("WARNING")
@@ -94,13 +124,20 @@ def coordinator(
                 host=host,
                 port=port,
                 token=token,
+                trust=trusted.trust if trusted else None,
+                first_tokens=trusted.first_tokens if trusted else (),
                 journal_path=kept_in,
                 run_settings=flat,
                 nested_settings=nested(config) if run_toml else None,
                 events=events,
                 make_lanes=choose,
                 ready=lambda ready_host, ready_port: _say_how_to_join(
-                    console, config, ready_host, ready_port, shared=not isinstance(kept_in, Path)
+                    console,
+                    config,
+                    ready_host,
+                    ready_port,
+                    shared=not isinstance(kept_in, Path),
+                    trusted=trusted,
                 ),
                 stop=stop,
                 advertise=advertise or (socket.gethostname() if host in EVERYWHERE else ""),
@@ -178,16 +215,28 @@ def _journal(given: str | None, config: RunConfig, folder: Path) -> Path | EtcdP
     return parse_place(given, config.run.name)
 
 
-def _say_how_to_join(console: Console, config: RunConfig, host: str, port: int, *, shared: bool) -> None:
+def _span(text: str) -> float:
+    return 0.0 if text.strip() == "0" else parse_duration(text, "--tokens-for")
+
+
+def _say_how_to_join(
+    console: Console, config: RunConfig, host: str, port: int, *, shared: bool, trusted: Trusted | None
+) -> None:
     """`shared`: other coordinators may lead this run too."""
     shown = f"[{host}]" if ":" in host else host
     reach = "HOST" if host in EVERYWHERE else shown
     count = config.membership.start_peers
     lines = [
         f"run {config.run.name}: listening on {shown}:{port}; begins with {count} peer{'s' * (count != 1)}",
-        join_line(f"{reach}:{port}", config.run.name),
+        join_line(f"{reach}:{port}", config.run.name, trusted.fingerprint if trusted else ""),
         TOKEN_LINE,
     ]
+    if trusted is None and host not in LOOPBACK:
+        lines.append(
+            f"      NOTHING IS ENCRYPTED: net.security is off, and all relies on the VPN {config.net.vpn!r}"
+        )
+    if trusted is not None:
+        lines += trusted.lines
     if shared:
         lines.append("      and the other coordinators' addresses after this one, separated by commas")
     print_lines(console, lines)

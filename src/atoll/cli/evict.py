@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from atoll.cli.options import Address, PeerName, Reason, TokenFile
+from atoll.cli.options import Address, Authority, PeerName, Reason, TokenFile
 from atoll.cli.orders import give
 from atoll.errors import ConfigError
 from atoll.membership.operator import EvictPeer
@@ -30,6 +30,7 @@ def evict(
     ] = "",
     reason: Reason = "",
     token_file: TokenFile = None,
+    authority: Authority = "",
 ) -> int:
     """Cut one peer off at once, and refuse its name for some time. It ends with exit 5.
 
@@ -42,7 +43,9 @@ def evict(
 
     Exit codes: 0 it is evicted; 2 usage, or no such peer; 4 cannot reach; 5 wrong token; 130/143 stopped.
     """
-    return give(address, token_file, EvictPeer(peer, reason, parse_duration(for_) if for_ else 0.0))
+    return give(
+        address, token_file, authority, EvictPeer(peer, reason, parse_duration(for_) if for_ else 0.0)
+    )
 
 
 def parse_duration(text: str, option: str = "--for") -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +10,11 @@ from rich.console import Console
 
 from atoll import log
 from atoll.cli.join_line import JoinLinePrinter
-from atoll.cli.options import Assignments, TokenFile
+from atoll.cli.options import Assignments, Authority, TokenFile
 from atoll.config.dump import write_resolved
-from atoll.config.environment import run_token
-from atoll.config.load import load_joined
+from atoll.config.environment import run_authority, run_token
+from atoll.config.load import load, load_joined
+from atoll.config.schema import RunConfig
 from atoll.dashboard.console import EventPrinter
 from atoll.errors import ConfigError
 from atoll.events import Sink
@@ -27,6 +27,7 @@ def join(
     *,
     run: Annotated[str, Parameter(help="The run's name, as the join line gives it.")],
     set_: Assignments = None,
+    authority: Authority = "",
     wait: Annotated[float, Parameter(help="Seconds to wait for a coordinator that is not up yet.")] = 0.0,
     token_file: TokenFile = None,
 ) -> int:
@@ -46,13 +47,15 @@ def join(
 
     Exit codes: as `atoll train`.
     """
-    token = run_token(token_file)
+    fingerprint = run_authority(authority)
+    token = run_token(token_file, needed=not fingerprint)
     with ended_in_time():
-        settings = _settings_of_run(address, run, token, wait)
+        own = [f"local.coordinator={address}", f"local.authority={fingerprint}", *(set_ or [])]
+        settings = _settings_of_run(address, run, token, wait, load(None, [f"run.name={run}", *own]))
         from atoll.mesh.ranks import ranks_of_this_peer
         from atoll.train.build import default_peer_name, run_folder, run_peer
 
-        config = load_joined(settings, [f"local.coordinator={address}", *(set_ or [])])
+        config = load_joined(settings, own)
         log.to_stderr("WARNING")
         with ranks_of_this_peer(config.local.device) as (crew, mesh):
             peer = crew.decide(str, lambda: config.local.peer or default_peer_name())
@@ -62,30 +65,35 @@ def join(
             if crew.is_lead:
                 write_resolved(config, Path(run_folder(config)) / f"{local.peer}.toml")
                 console = Console(highlight=False)
-                sinks = [JoinLinePrinter(console, local.coordinator), EventPrinter(console)]
+                sinks = [
+                    JoinLinePrinter(console, local.coordinator, local.authority),
+                    EventPrinter(console),
+                ]
             run_peer(config, token=token, wait_s=wait, sinks=sinks, joins=True, crew=crew, mesh=mesh)
     return 0
 
 
-def _settings_of_run(address: str, run: str, token: bytes, wait_s: float) -> dict[str, Any]:
+def _settings_of_run(address: str, run: str, token: bytes, wait_s: float, own: RunConfig) -> dict[str, Any]:
     # the client of membership takes a moment to import; a missing token is told at once
-    from atoll.membership.client import Member
+    from atoll.diloco.badge import way_in
+    from atoll.membership.operator import Done, RunSettings, SettingsWanted
+    from atoll.membership.operator_link import ask_leader
 
-    asking = Member(
-        address=address,
-        run=run,
-        peer=f"newcomer-{secrets.token_hex(4)}",
+    local = own.local
+    token, secure = way_in(
+        address,
+        peer=local.peer,
         token=token,
-        on_abort=lambda op: None,
+        fingerprint=local.authority,
+        folder=Path(local.out) / run,
         wait_s=wait_s,
     )
-    try:
-        settings = asking.connect().settings
-    finally:
-        asking.close()
-    if settings is None:
+    reply = ask_leader(address, token, SettingsWanted(run), secure, wait_s=wait_s)
+    if isinstance(reply, Done):
+        raise ConfigError(reply.reason)
+    if not isinstance(reply, RunSettings) or reply.settings is None:
         raise ConfigError(
             f"run {run!r} has no settings yet: its coordinator was started without a RUN.toml, and no peer has "
             "declared any; begin it with `atoll train RUN.toml`"
         )
-    return settings
+    return reply.settings

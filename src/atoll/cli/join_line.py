@@ -12,20 +12,21 @@ TOKEN_LINE = "      with this run's token in ATOLL_TOKEN or ATOLL_TOKEN_FILE"
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
-def join_line(address: str, run: str) -> str:
-    """`address` is the coordinator's, or those of all that may lead, separated by commas."""
-    return f"join: atoll join {address} --run {run}"
+def join_line(address: str, run: str, authority: str = "") -> str:
+    """`address` is the coordinator's, or those of all that may lead, separated by commas. `authority` is the
+    fingerprint of the run's authority, if it has one."""
+    return f"join: atoll join {address} --run {run}" + (f" --authority {authority}" if authority else "")
 
 
 class JoinLinePrinter:
     """A sink that prints it once this peer is connected, with the address that led it to the coordinator."""
 
-    def __init__(self, console: Console, address: str) -> None:
-        self._console, self._address = console, address
+    def __init__(self, console: Console, address: str, authority: str = "") -> None:
+        self._console, self._address, self._authority = console, address, authority
 
     def __call__(self, wall_time_s: float, source: str, event: events.Event) -> None:
         if isinstance(event, events.RunStarted):
-            lines = [join_line(self._address, event.run), TOKEN_LINE]
+            lines = [join_line(self._address, event.run, self._authority), TOKEN_LINE]
             if self._address.startswith(_LOOPBACK):
                 lines.append(
                     "      on this machine; from others, with the coordinator's address as they reach it"

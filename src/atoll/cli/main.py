@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from atoll import __version__
-from atoll.cli import config
+from atoll.cli import config, token
 from atoll.cli.bench.allreduce import allreduce
 from atoll.cli.bench.codec import codec
 from atoll.cli.bench.link import link
@@ -43,9 +43,9 @@ then all agree on one new set of weights. Try it on this machine:
 
     atoll demo
 
-By hand: export one `ATOLL_TOKEN` everywhere, start `atoll coordinator run.toml` on one machine and
-`atoll train run.toml --set local.coordinator=HOST:7070` on each machine that takes part. From any machine that
-has the token, `atoll status HOST:7070` tells how the run stands.
+On several machines: `atoll coordinator run.toml --bind 0.0.0.0:7070 --new` on one of them makes the run, and prints
+the line that all others join with. From any machine that has a token, `atoll status HOST:7070` tells how the run
+stands.
 """
 
 EPILOGUE = """Exit codes: 0 done; 2 usage or config; 3 this machine (port in use, no space); 4 cannot reach; \
@@ -67,6 +67,7 @@ COMMANDS = {
 }
 CONFIG_COMMANDS = {"show": config.show, "schema": config.schema}
 CHECKPOINT_COMMANDS = {"ls": ls, "verify": verify, "diff": diff, "export": export, "import": import_}
+TOKEN_COMMANDS = {"create": token.create, "list": token.list_, "revoke": token.revoke}
 DATA_COMMANDS = {"prep": prep, "stats": stats}
 BENCH_COMMANDS = {"allreduce": allreduce, "codec": codec, "link": link}
 
@@ -96,8 +97,10 @@ def build_app() -> App:
     data = App(
         name="data", help="Prepare text for training, and look at what was prepared.", help_epilogue=""
     )
+    tokens = App(name="token", help="Say who may come to a run, and until when.", help_epilogue="")
     groups = (
         (app, COMMANDS),
+        (tokens, TOKEN_COMMANDS),
         (settings, CONFIG_COMMANDS),
         (checkpoints, CHECKPOINT_COMMANDS),
         (data, DATA_COMMANDS),
@@ -106,6 +109,7 @@ def build_app() -> App:
     for group, commands in groups:
         for name, command in commands.items():
             group.command(command, name=name, help_epilogue="")
+    app.command(tokens)
     app.command(settings)
     app.command(checkpoints)
     app.command(data)

@@ -22,6 +22,13 @@ Assignments = Annotated[
         show_default=False,
     ),
 ]
+Authority = Annotated[
+    str,
+    Parameter(
+        help="The fingerprint of the run's authority, from its join line. Default: ATOLL_LOCAL__AUTHORITY.",
+        show_default=False,
+    ),
+]
 TokenFile = Annotated[
     Path | None,
     Parameter(

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.cli.output import deliver
-from atoll.config.environment import run_token
+from atoll.config.environment import run_authority, run_token
 from atoll.errors import ConfigError
-from atoll.membership.operator import EvictPeer, LeavePeer, StopRun
+from atoll.membership.operator import Done, OperatorOrder, Reply, Request, RevokeToken
+
+if TYPE_CHECKING:
+    from atoll.membership.link import Secure
 
 
-def give(address: str, token_file: Path | None, order: StopRun | LeavePeer | EvictPeer) -> int:
+def way_to(address: str, authority: str) -> Secure | None:
+    """How to reach the coordinator: by TLS, if the run's authority is known. Raises as `badge.secure_way`."""
+    fingerprint = run_authority(authority)
+    if not fingerprint:
+        return None
+    from atoll.diloco.badge import secure_way
+
+    return secure_way(address, fingerprint)
+
+
+def give(address: str, token_file: Path | None, authority: str, order: OperatorOrder | RevokeToken) -> int:
     """The coordinator's answer on stdout. Raises ConfigError if it did nothing: then the order was a mistake."""
-    token = run_token(token_file)
-    from atoll.membership.operator_link import give_order  # the web client is slow to import
-
-    done = give_order(address, token, order)
+    done = ask(address, token_file, authority, order)
+    assert isinstance(done, Done)
     if not done.ok:
         raise ConfigError(done.reason)
     deliver(done.reason + "\n")
     return 0
+
+
+def ask(address: str, token_file: Path | None, authority: str, request: Request) -> Reply:
+    """The coordinator's reply. Raises Unreachable or Refused."""
+    token = run_token(token_file)
+    from atoll.membership.operator_link import decided  # the web client is slow to import
+
+    return asyncio.run(decided(address, token, request, way_to(address, authority)))

@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.live import Live
 
-from atoll.cli.options import Address, TokenFile
+from atoll.cli.options import Address, Authority, TokenFile
+from atoll.cli.orders import way_to
 from atoll.cli.output import deliver
 from atoll.config.environment import run_token
 from atoll.dashboard.status import render
@@ -31,6 +32,7 @@ def status(
         float, Parameter(help="Ask again every so many seconds, until Ctrl-C.", show_default=False)
     ] = 0.0,
     token_file: TokenFile = None,
+    authority: Authority = "",
 ) -> int:
     """Show how a run stands: its peers and what each does, the round, why it waits, and what failed lately.
 
@@ -50,7 +52,7 @@ def status(
     """
     if watch < 0:
         raise ConfigError(f"--watch {watch:g}: give a number of seconds above 0")
-    ask = _asker(address, token_file)
+    ask = _asker(address, token_file, authority)
     if json:
         _show(ask, watch, lambda found: deliver(json_line(found)))
         return 0
@@ -69,11 +71,12 @@ def json_line(found: Status | StandingBy) -> str:
     return msgspec.json.encode(fields).decode() + "\n"
 
 
-def _asker(address: str, token_file: Path | None) -> Callable[[], Status | StandingBy]:
+def _asker(address: str, token_file: Path | None, authority: str) -> Callable[[], Status | StandingBy]:
     token = run_token(token_file)
     from atoll.membership.operator_link import ask_status  # the web client is slow to import
 
-    return lambda: ask_status(address, token)
+    secure = way_to(address, authority)
+    return lambda: ask_status(address, token, secure)
 
 
 def _show(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from atoll.cli.options import Address, Reason, TokenFile
+from atoll.cli.options import Address, Authority, Reason, TokenFile
 from atoll.cli.orders import give
 from atoll.membership.operator import StopRun
 
 
-def stop(address: Address, /, *, reason: Reason = "", token_file: TokenFile = None) -> int:
+def stop(
+    address: Address, /, *, reason: Reason = "", token_file: TokenFile = None, authority: Authority = ""
+) -> int:
     """End a run: its open round is closed at once and is the last. All peers keep what is committed and exit 0.
 
     Every peer contributes the steps it has made. If too few members live for another round, or nobody answers
@@ -19,4 +21,4 @@ def stop(address: Address, /, *, reason: Reason = "", token_file: TokenFile = No
 
     Exit codes: 0 the run ends; 2 usage; 4 cannot reach; 5 wrong token; 130/143 stopped.
     """
-    return give(address, token_file, StopRun(reason))
+    return give(address, token_file, authority, StopRun(reason))

@@ -50,7 +50,7 @@ def train(
     without this peer, or lost its quorum; 7 diverged; 8 data; 9 another rank of this peer is lost; 130/143 stopped.
     """
     config = load(run_toml, set_ or [])
-    token = run_token(token_file)
+    token = run_token(token_file, needed=not config.local.authority)
     with ended_in_time():
         _train(config, token, wait, fresh=fresh, force=force)
     return 0
@@ -73,5 +73,8 @@ def _train(config: RunConfig, token: bytes, wait_s: float, *, fresh: bool, force
                 give_up(kept.path, force=force, remote=kept.remote)
             write_resolved(config, run_folder(config) / f"{peer}.toml")
             console = Console(highlight=False)
-            sinks = [JoinLinePrinter(console, config.local.coordinator), EventPrinter(console)]
+            sinks = [
+                JoinLinePrinter(console, config.local.coordinator, config.local.authority),
+                EventPrinter(console),
+            ]
         run_peer(config, token=token, wait_s=wait_s, sinks=sinks, fresh=fresh, crew=crew, mesh=mesh)

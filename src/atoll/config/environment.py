@@ -48,10 +48,12 @@ def settings_variables(environ: Mapping[str, str] | None = None) -> dict[str, tu
     return found
 
 
-def run_token(token_file: str | Path | None = None, environ: Mapping[str, str] | None = None) -> bytes:
+def run_token(
+    token_file: str | Path | None = None, environ: Mapping[str, str] | None = None, *, needed: bool = True
+) -> bytes:
     """The run's token: from the file named here, else from ATOLL_TOKEN_FILE, else from ATOLL_TOKEN.
 
-    Raises Refused if there is none, and ConfigError if the file cannot be read.
+    Raises Refused if there is none (unless it is not `needed`: then b""), and ConfigError if the file cannot be read.
     """
     environ = os.environ if environ is None else environ
     path = token_file or environ.get(TOKEN_FILE)
@@ -64,13 +66,20 @@ def run_token(token_file: str | Path | None = None, environ: Mapping[str, str] |
             ) from None
     else:
         token = environ.get(TOKEN, "").encode().strip()
-    if not token:
+    if not token and (needed or path):
         source = f"the token file {path} is empty" if path else "no run token"
         raise Refused(
             f"{source}: set {TOKEN}, or name a file by --token-file or {TOKEN_FILE}; "
             "all peers of a run and its coordinator share one"
         )
     return token
+
+
+def run_authority(given: str = "", environ: Mapping[str, str] | None = None) -> str:
+    """The fingerprint of the run's authority: what was given, else local.authority as the environment has it; "" if
+    neither says anything."""
+    environ = os.environ if environ is None else environ
+    return given or environ.get(variable_of("local.authority"), "")
 
 
 def for_child(token: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -359,6 +359,13 @@ class NetSection(Section):
     congestion: Annotated[
         str, Field(description='TCP congestion control of this peer, e.g. "bbr"; empty: the system\'s')
     ] = ""
+    security: Annotated[
+        Literal["auto", "tls", "off"],
+        Field(description='"auto": TLS if the run has an authority; "off" only on loopback, or inside a VPN'),
+    ] = "auto"
+    vpn: Annotated[
+        str, Field(description="with security off: the interface of the VPN that everything goes through")
+    ] = ""
     progress_timeout_s: Annotated[
         float, Field(gt=0, description="in an attempt, nothing heard for so long: the link is broken")
     ] = 5.0
@@ -405,6 +412,10 @@ class LocalSection(Section):
     coordinator: Annotated[
         str, Field(description="host:port; where several may lead, all of them, separated by commas")
     ] = "127.0.0.1:7070"
+    authority: Annotated[
+        str,
+        Field(description="fingerprint of the run's authority, from its join line; empty: the run has none"),
+    ] = ""
     peer: Annotated[str, Field(description="this peer's name; empty: host name and pid")] = ""
     out: Annotated[str, Field(description="folder for events, config and the final model")] = "runs"
     bind: Annotated[

@@ -44,7 +44,7 @@ def nested(config: RunConfig) -> dict[str, Any]:
         mode="json",
         exclude={
             "local": True,
-            "net": {"max_up", "max_down", "congestion"},
+            "net": {"max_up", "max_down", "congestion", "security", "vpn"},
             "checkpoint": {"path", "staging"},
         },
     )

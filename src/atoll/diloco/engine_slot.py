@@ -6,7 +6,7 @@ thread has opened an engine. The session owns it, and closes it.
 
 from __future__ import annotations
 
-from atoll.comm.native import NativeCommunicator
+from atoll.comm.native import NativeCommunicator, Tls
 from atoll.comm.prober import ProbeOrder, Prober
 from atoll.diloco.exchange import Exchange
 from atoll.diloco.ranked_member import AnyMember
@@ -39,10 +39,11 @@ class EngineSlot:
         engine: EngineAddress,
         line: Line,
         rank: int = 0,
+        tls: Tls | None = None,
     ) -> NativeCommunicator:
         """The engine listens, and, at rank 0, links can be measured. Further ranks take the ports after the engine's,
-        if that was chosen; `line` is this rank's share. Raises ConfigError if the system lacks the line's congestion
-        control."""
+        if that was chosen; `line` is this rank's share. With `tls` links are TLS. Raises ConfigError if the system
+        lacks the line's congestion control."""
         try:
             self.comm = NativeCommunicator(
                 run=run,
@@ -56,6 +57,7 @@ class EngineSlot:
                 congestion=line.congestion,
                 max_up_bytes_per_s=line.max_up,
                 max_down_bytes_per_s=line.max_down,
+                tls=tls,
             )
         except ValueError as error:
             raise ConfigError(f"net.congestion: {error}") from None

@@ -26,6 +26,7 @@ from atoll.kernels import Bytes
 from atoll.membership.client import Admission
 from atoll.membership.messages import CatchUp, CaughtUp, View
 from atoll.mesh.crew import LONG_S, Crew
+from atoll.network.authority import Identity
 from atoll.network.line import Line
 from atoll.recovery.catching_up import CaughtUp as Report
 from atoll.recovery.catching_up import Target, catch_up
@@ -102,11 +103,13 @@ class Exchange:
         inner: InnerState | None = None,
         own_bytes: int = 0,
         crew: Crew | None = None,
+        identity: Identity | None = None,
     ) -> None:
         """Listens at once (port 0: any free one); raises LocalError if the address can not be had. `inner` is staged
-        with snapshots, and taken over when this peer joins late; None: joiners begin with a fresh one."""
+        with snapshots, and taken over when this peer joins late; None: joiners begin with a fresh one. With `identity`
+        state moves inside TLS only."""
         self._run, self._peer, self._member, self._line, self._emit = run, peer, member, line, emit
-        self._inner = inner
+        self._inner, self._identity = inner, identity
         self.took_inner = False
         # A coordinator that sees nobody but this peer for `relearn_s` would have the run go back to what it holds.
         self._longest_alone_s = admission.timeouts.relearn_s / 2
@@ -127,6 +130,7 @@ class Exchange:
                 max_bytes_per_s=line.max_up,
                 ram=shelf.ram,
                 own_bytes=own_bytes,
+                identity=identity,
             )
 
     @property
@@ -266,6 +270,7 @@ class Exchange:
             note=lambda sentence: self._member.progress(state.step, "catching up"),
             replayed=self._donor.keep,
             with_inner=with_inner,
+            identity=self._identity,
         )
         self._emit(
             CaughtUpEvent(

@@ -12,6 +12,7 @@ import torch
 from atoll.checkpoint.saver import Keeping
 from atoll.config.environment import run_token
 from atoll.config.rates import parse_rate
+from atoll.diloco.badge import Badge, enrol
 from atoll.diloco.engine_slot import EngineSlot
 from atoll.diloco.exchange import Shelf
 from atoll.diloco.ranked_member import AnyMember, RankedMember
@@ -39,6 +40,7 @@ def join(
     steps: int | None = None,
     peer: str = "",
     token_file: str | Path | None = None,
+    authority: str = "",
     wait_s: float = 0.0,
     bind: str = "",
     port: int = 0,
@@ -55,6 +57,8 @@ def join(
 
     Where several coordinators may lead, `address` names them all, separated by commas: "east:7070,west:7070".
     The token comes from `token_file` or the environment (ATOLL_TOKEN, ATOLL_TOKEN_FILE), never from an argument.
+    `authority` is the fingerprint in the run's join line: everything is TLS then, and this peer's key and certificate
+    are kept in `out/<run>/identity`, so that it needs no token when it starts again.
     `steps` is the run's length in inner steps (None: until the data ends). `peer` is this peer's name in the run
     (default: host name and pid). `wait_s` waits for a coordinator that is not up yet. `bind`, `port` and `advertise`
     are the engine's own address (default: loopback for a coordinator on loopback, else every interface and the one that
@@ -73,7 +77,7 @@ def join(
 
     Blocks until connected. Raises Refused, Unreachable (within about 15 s, or `wait_s`), or ConfigError.
     """
-    token = run_token(token_file)
+    token = run_token(token_file, needed=not authority)
     engine = engine_address(address, bind, port, advertise, sidecar_port)
     line = Line(_rate("max_up", max_up), _rate("max_down", max_down))
     crew, own_mesh = open_ranks(mesh.device_type if mesh is not None else _device_type(model))
@@ -85,6 +89,7 @@ def join(
             run=run,
             peer=peer or default_peer_name(),
             token=token,
+            authority=authority,
             tensors=tensors_of(named, crew, mesh) if named is not None else None,
             inner=optimizer,
             total_steps=steps,
@@ -127,6 +132,7 @@ def open_session(
     token: bytes,
     engine: EngineAddress,
     out: Path | None,
+    authority: str = "",
     tensors: ModelTensors | None = None,
     inner: torch.optim.Optimizer | None = None,
     total_steps: int | None = None,
@@ -148,6 +154,7 @@ def open_session(
     wished = peer
     peer = crew.decide(str, lambda: wished)
     lead: Member | None = None
+    badge = _enrol(crew, address, run, peer, token, authority, out, wait_s) if authority else None
     if crew.is_lead:
         lead = Member(
             address=address,
@@ -159,6 +166,8 @@ def open_session(
             on_serve=slot.serve,
             on_probe=slot.probe,
             wait_s=wait_s,
+            secure=badge.secure if badge else None,
+            renew=badge.renew if badge else None,
         )
     member: AnyMember = lead if lead and crew.num_ranks == 1 else RankedMember(crew, lead, slot.renew_key)
     manners = leave_politely(lead.leave_for if lead is not None else (lambda reason: None))
@@ -196,7 +205,39 @@ def open_session(
         close_sinks=file.close if file else (lambda: None),
         crew=crew,
         mesh=mesh,
+        badge=badge,
     )
+
+
+def _enrol(
+    crew: Crew,
+    address: str,
+    run: str,
+    peer: str,
+    token: bytes,
+    authority: str,
+    out: Path | None,
+    wait_s: float,
+) -> Badge:
+    """All ranks get a certificate, or all raise."""
+    badges: list[Badge] = []
+
+    def attempt() -> bool:
+        badge = enrol(
+            address,
+            run=run,
+            peer=peer,
+            rank=crew.rank,
+            token=token,
+            fingerprint=authority,
+            folder=out,
+            wait_s=wait_s,
+        )
+        badges.append(badge)
+        return True
+
+    crew.agree(bool, attempt)
+    return badges[0]
 
 
 def _goodbye_of(lead: Member | None) -> Callable[[str], None] | None:

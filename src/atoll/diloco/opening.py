@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from atoll.clock import Clock
+from atoll.diloco.badge import Badge
 from atoll.diloco.data import Data
 from atoll.diloco.engine_slot import EngineSlot
 from atoll.diloco.exchange import Exchange, Shelf
@@ -69,6 +70,7 @@ class Opening:
     events: EventLog
     clock: Clock
     beat: Callable[[str], None]
+    badge: Badge | None = None
 
     def open(
         self,
@@ -107,6 +109,7 @@ class Opening:
             engine=self.engine,
             line=self._own_line(),
             rank=crew.rank,
+            tls=self.badge.tls if self.badge else None,
         )
         give = inner if joiner == "donor" and self._can_give_inner() else None
         beta = chosen_beta(codec, error_feedback)
@@ -171,6 +174,7 @@ class Opening:
             inner=inner,
             own_bytes=own_bytes,
             crew=self.crew,
+            identity=self.badge.identity if self.badge else None,
         )
         return self.slot.exchange
 

@@ -15,6 +15,7 @@ import torch
 
 from atoll.checkpoint.own_part import Stateful
 from atoll.clock import Clock, MonotonicClock
+from atoll.diloco.badge import Badge
 from atoll.diloco.data import Data, NoData
 from atoll.diloco.engine_slot import EngineSlot
 from atoll.diloco.exchange import Shelf
@@ -68,6 +69,7 @@ class Session:
         clock: Clock | None = None,
         crew: Crew | None = None,
         mesh: ElasticDeviceMesh | None = None,
+        badge: Badge | None = None,
     ) -> None:
         self.crew = crew or Crew.alone()
         self.run, self.peer, self.inner, self.total_steps = run, peer, inner, total_steps
@@ -92,6 +94,7 @@ class Session:
             events=events,
             clock=clock or MonotonicClock(),
             beat=self._beat,
+            badge=badge,
         )
         self._loop: OuterLoop | None = None
         self._followed: list[Any] = []

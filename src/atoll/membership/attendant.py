@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+
+import msgspec
 
 from atoll import log
 from atoll.clock import MonotonicClock
@@ -21,6 +23,7 @@ from atoll.membership.link import (
     Admission,
     Credentials,
     Link,
+    Secure,
 )
 from atoll.membership.member_state import Phase
 from atoll.membership.messages import (
@@ -32,6 +35,7 @@ from atoll.membership.messages import (
     PeerMessage,
     Probe,
     Serve,
+    SessionKey,
     Verdict,
     View,
 )
@@ -40,6 +44,10 @@ from atoll.membership.steps import Connected, CoordinatorSaid, Disconnected, Mem
 from atoll.values import OpId, Plan
 
 OUTBOX_MESSAGES = 1024
+RENEW_AGAIN_S = 60.0
+
+Renew = Callable[[str, Secure], Awaitable[Secure]]
+"""Get another certificate from the coordinator at this address. Runs on the event loop; raises AtollError."""
 
 _FAILURES: dict[str, type[AtollError]] = {
     "refused": Refused,
@@ -70,6 +78,7 @@ class Attendant:
         on_probe: Callable[[Probe], None],
         connect_s: float,
         reach_s: float,
+        renew: Renew | None = None,
     ) -> None:
         self.progress = (0, "connecting", 0, 0)
         self._peer = who.peer
@@ -79,6 +88,7 @@ class Attendant:
         self._on_session_key = on_session_key
         self._on_serve = on_serve
         self._on_probe = on_probe
+        self._renew = renew
         self._clock = MonotonicClock()
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -142,6 +152,7 @@ class Attendant:
         self._link = link
         self._note_admission(link.admission)
         sender = asyncio.create_task(self._empty_outbox(link, self._outbox))
+        renewing = asyncio.create_task(self._keep_certificate(link.admission.renew_s))
         self._linked.set()
         self._unlinked.clear()
         try:
@@ -154,8 +165,27 @@ class Attendant:
             self._linked.clear()
             self._unlinked.set()
             sender.cancel()
+            renewing.cancel()
             await link.close()
         self._step(Disconnected())
+
+    async def _keep_certificate(self, renew_s: float) -> None:
+        """Ask for another certificate when it is time to, for as long as this connection lasts."""
+        who = self._search.who
+        if self._renew is None or who.secure is None:
+            return
+        await asyncio.sleep(renew_s)
+        while True:
+            try:
+                secure = await self._renew(who.address, who.secure)
+            except AtollError as error:
+                _log.warning(
+                    "cannot renew this peer's certificate: %s; trying again in %.0f s", error, RENEW_AGAIN_S
+                )
+                await asyncio.sleep(RENEW_AGAIN_S)
+            else:
+                self._search.come_as(msgspec.structs.replace(who, secure=secure))
+                return
 
     def _note_admission(self, admission: Admission) -> None:
         key, self._session_key = self._session_key, admission.session_key
@@ -195,6 +225,9 @@ class Attendant:
         self._send(Heartbeat(*self.progress))
 
     def _hear(self, message: CoordinatorMessage) -> None:
+        if isinstance(message, SessionKey):
+            self._note_admission(msgspec.structs.replace(self._desk.admission(), session_key=message.key))
+            return
         if isinstance(message, View):
             self._desk.lay_view(message)
         self._step(CoordinatorSaid(message))

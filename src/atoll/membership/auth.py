@@ -19,6 +19,7 @@ import msgspec
 from atoll.errors import ConfigError
 
 MIN_TOKEN_CHARS = 16
+MAX_NAME_CHARS = 128
 NONCE_BYTES = 32
 SESSION_KEY_BYTES = 32
 
@@ -41,6 +42,11 @@ def check_token(token: bytes) -> None:
             f"the run token has {len(token)} characters and needs at least {MIN_TOKEN_CHARS}; "
             "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         )
+
+
+def certificate_key(der: bytes) -> bytes:
+    """What stands in for the token where both ends have shown certificates. It is no secret: TLS has proved both."""
+    return hashlib.sha256(b"atoll certificate" + der).digest()
 
 
 def new_nonce() -> bytes:

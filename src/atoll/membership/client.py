@@ -17,10 +17,10 @@ from collections.abc import Callable
 from atoll.errors import Unreachable
 from atoll.membership import auth
 from atoll.membership.addresses import split_addresses
-from atoll.membership.attendant import Attendant
+from atoll.membership.attendant import Attendant, Renew
 from atoll.membership.desk import SLICE_S, Desk
 from atoll.membership.leases import SlotTable
-from atoll.membership.link import Admission, Credentials
+from atoll.membership.link import Admission, Credentials, Secure
 from atoll.membership.messages import (
     Applied,
     CatchUp,
@@ -54,7 +54,9 @@ class Member:
     `on_session_key(key)` is called when a restarted coordinator has another session key, `on_serve()` when somebody
     catches up and this peer's sidecar is to run, `on_probe(order)` when links are to be measured; all on the membership
     thread. `wait_s` above `connect_s` allows to
-    start before the coordinator is up. Raises ConfigError for an address or token that cannot be right.
+    start before the coordinator is up. With `secure` the connection is TLS, and its certificate takes the token's
+    place; `renew` gets another one in time, on the membership thread. Raises ConfigError for an address or token that
+    cannot be right.
     """
 
     def __init__(
@@ -70,10 +72,20 @@ class Member:
         on_probe: Callable[[Probe], None] = lambda order: None,
         wait_s: float = 0.0,
         connect_s: float = 10.0,
+        secure: Secure | None = None,
+        renew: Renew | None = None,
     ) -> None:
-        auth.check_token(token)
+        if secure is None:
+            auth.check_token(token)
         split_addresses(address)
-        who = Credentials(address=address, run=run, peer=peer, incarnation=secrets.token_hex(8), token=token)
+        who = Credentials(
+            address=address,
+            run=run,
+            peer=peer,
+            incarnation=secrets.token_hex(8),
+            token=token,
+            secure=secure,
+        )
         self._peer = peer
         self._desk = Desk()
         self._attendant = Attendant(
@@ -85,6 +97,7 @@ class Member:
             on_probe=on_probe,
             connect_s=connect_s,
             reach_s=max(connect_s, wait_s),
+            renew=renew,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -216,7 +229,9 @@ class Member:
         self._desk.lay_failure(Unreachable("membership is closed"))
         self._post(self._attendant.stop)
         if self._thread is not None:
-            self._thread.join(JOIN_S)
+            # A signal may have come while it was being started: it was told to stop, and ends by itself.
+            with contextlib.suppress(RuntimeError):
+                self._thread.join(JOIN_S)
 
     def _is_attended(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

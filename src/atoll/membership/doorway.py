@@ -12,6 +12,8 @@ from aiohttp import hdrs, web
 from atoll.membership.frames import PART_BYTES
 from atoll.membership.gate import PROVE_S
 
+AUTHORITY_PATH = "/v1/authority"
+
 Attend = Callable[[web.WebSocketResponse, asyncio.Transport | None], Awaitable[None]]
 """One connection from its first byte to its last. The transport is None once it is gone."""
 
@@ -19,9 +21,13 @@ Attend = Callable[[web.WebSocketResponse, asyncio.Transport | None], Awaitable[N
 class Doorway:
     """Who comes to which path is attended by whom. For one event loop."""
 
-    def __init__(self, greeting: str, visitors: Mapping[str, Attend], elsewhere: int = 404) -> None:
-        """`greeting` is for browsers; `elsewhere` the HTTP status of any other path."""
+    def __init__(
+        self, greeting: str, visitors: Mapping[str, Attend], elsewhere: int = 404, authority: str = ""
+    ) -> None:
+        """`greeting` is for browsers; `elsewhere` the HTTP status of any other path. `authority` is the certificate
+        (PEM) that newcomers fetch, to hold it against the fingerprint that they were given; "": there is none."""
         self._greeting, self._visitors, self._elsewhere = greeting, visitors, elsewhere
+        self._authority = authority
         self._attending: set[asyncio.Task[Any]] = set()
         # A private logger: aiohttp would write a line for every stranger that sends nonsense.
         quiet = logging.Logger("atoll.membership.http", logging.CRITICAL + 1)
@@ -36,6 +42,8 @@ class Doorway:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "GET" and request.path == "/":
             return self._say(200, self._greeting)
+        if request.method == "GET" and request.path == AUTHORITY_PATH and self._authority:
+            return self._say(200, self._authority)
         websocket = web.WebSocketResponse(timeout=1.0, compress=False, max_msg_size=PART_BYTES + 1)
         offers = hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers  # aiohttp would log what is offered
         attend = self._visitors.get(request.path)

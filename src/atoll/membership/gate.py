@@ -1,9 +1,10 @@
 """Everything before proof: listening, the limits on strangers, and the challenge.
 
-A stranger is a connection that has not proved the run's token. There are at most `MAX_STRANGERS`, each for at
-most `PROVE_S` and one message of `PART_BYTES`; when one more comes, the oldest goes. A peer proves in one
-round trip, so idle strangers cannot keep it out. However many come, they cost one log line every
-`NOTE_EVERY_S`. Runs on the coordinator's event loop.
+A stranger is a connection that has not proved anything. There are at most `MAX_STRANGERS`, each for at most `PROVE_S`
+and one message of `PART_BYTES`; when one more comes, the oldest goes. A peer proves in one round trip, so idle
+strangers cannot keep it out. One source has few of them at a time (`source_limit`): the rest is hung up on before a
+byte is read, and before any handshake. However many come, they cost one log line every `NOTE_EVERY_S`. Runs on the
+event loop of whoever opens it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
+import struct
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -21,11 +25,12 @@ from atoll import log
 from atoll.errors import LocalError
 from atoll.membership import auth, messages
 from atoll.membership.messages import Challenge, Connect, Refused
+from atoll.membership.register import Register, Unknown
+from atoll.membership.source_limit import SourceLimit
 
-MAX_STRANGERS = 64
+MAX_STRANGERS = 128
 PROVE_S = 5.0
 NOTE_EVERY_S = 10.0
-MAX_NAME_CHARS = 128
 
 _log = log.get(__name__)
 
@@ -33,10 +38,47 @@ _log = log.get(__name__)
 class Gate:
     """Counts the strangers and shows them out."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        """With `tls` everybody has to shake hands before anything else."""
+        self._tls = tls
         self._strangers: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        self._shaking: dict[asyncio.Task[None], socket.socket] = {}
+        self._sources = SourceLimit()
+        self._closed = False
         self._turned_away = 0
         self._next_note_s = 0.0
+
+    def turn_up(self, accepted: socket.socket, address: str, http: Callable[[], asyncio.Protocol]) -> None:
+        """Somebody knocked: hang up at once on a source that had its share, else begin to listen to it."""
+        loop = asyncio.get_running_loop()
+        if not self._sources.take(address, loop.time()):
+            self.note(address, "more connections than one source may open without a proof")
+            _hang_up(accepted)
+            return
+        if len(self._shaking) >= MAX_STRANGERS:
+            next(iter(self._shaking)).cancel()
+        task = loop.create_task(self._shake_hands(accepted, address, http))
+        self._shaking[task] = accepted
+        task.add_done_callback(lambda done: self._shaking.pop(done, None))
+
+    async def _shake_hands(
+        self, accepted: socket.socket, address: str, http: Callable[[], asyncio.Protocol]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                http, accepted, ssl=self._tls, ssl_handshake_timeout=PROVE_S if self._tls else None
+            )
+        except OSError as error:  # ssl.SSLError is one
+            accepted.close()
+            self.note(address, _tls_words(error))
+        except asyncio.CancelledError:
+            accepted.close()
+            if not self._closed:
+                self.note(address, f"{MAX_STRANGERS} connections at once had not shaken hands")
+            raise
+        else:
+            self.enter(transport)
 
     def enter(self, transport: asyncio.Transport) -> None:
         """A connection was accepted: its time begins."""
@@ -55,6 +97,7 @@ class Gate:
         """The connection is a peer's from now on."""
         if timer := self._strangers.pop(transport, None):
             timer.cancel()
+            self._sources.give_back(address_of(transport))
 
     def note(self, address: str, why: str) -> None:
         """Someone was turned away: counted, and told to people now and then."""
@@ -80,6 +123,9 @@ class Gate:
 
     def close(self) -> None:
         """Show everyone out."""
+        self._closed = True
+        for task in tuple(self._shaking):
+            task.cancel()
         for transport, timer in self._strangers.items():
             timer.cancel()
             transport.abort()
@@ -100,11 +146,10 @@ async def admit_connections(
     listener: socket.socket, gate: Gate, protocol_factory: Callable[[], asyncio.Protocol]
 ) -> None:
     """Accept for ever; every connection enters the gate before a byte of it is read."""
-    loop = asyncio.get_running_loop()
     while True:
         await _readable(listener)
         try:
-            accepted, _ = listener.accept()
+            accepted, address = listener.accept()
             accepted.setblocking(False)
         except BlockingIOError:
             continue  # it hung up again
@@ -119,8 +164,7 @@ async def admit_connections(
                 raise
             await asyncio.sleep(0.1)  # out of descriptors for now: strangers time out and give theirs back
             continue
-        transport, _ = await loop.connect_accepted_socket(protocol_factory, accepted)
-        gate.enter(transport)
+        gate.turn_up(accepted, str(address[0]) if address else "", protocol_factory)
 
 
 async def _readable(listener: socket.socket) -> None:
@@ -194,8 +238,28 @@ def _bind_failure(host: str, port: int, error: OSError) -> str:
     return f"cannot listen on {where}: {error.strerror or error}; give an address of this machine"
 
 
-async def prove(websocket: web.WebSocketResponse, run: str, token: bytes) -> auth.Handshake | Refused | None:
-    """Challenge a stranger. Returns the proven handshake, or what to refuse it with; None for nonsense."""
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """Who came, the key that both ends prove it by, and, with TLS, the serial of its certificate."""
+
+    handshake: auth.Handshake
+    key: bytes
+    serial: str = ""
+
+
+async def prove(
+    websocket: web.WebSocketResponse,
+    transport: asyncio.Transport | None,
+    run: str,
+    register: Register,
+    *,
+    tls: bool,
+) -> Proven | Refused | None:
+    """Challenge a stranger. Returns what it proved, or what to refuse it with; None for nonsense.
+
+    With `tls` its certificate is the proof: TLS has seen that it holds the key, here it is looked up whether the
+    certificate still counts, and is this peer's.
+    """
     nonce = auth.new_nonce()
     await websocket.send_bytes(messages.encode(Challenge(protocol=messages.PROTOCOL, nonce=nonce)))
     connect = await _receive_connect(websocket)
@@ -215,11 +279,46 @@ async def prove(websocket: web.WebSocketResponse, run: str, token: bytes) -> aut
         server_nonce=nonce,
         client_nonce=connect.nonce,
     )
-    if not handshake.peer_proof_fits(token, connect.proof):
+    try:
+        key, serial = _by_certificate(transport, register, connect.peer) if tls else (register.key_of(""), "")
+    except Unknown as unknown:
+        return Refused("token", unknown.reason)
+    if not handshake.peer_proof_fits(key, connect.proof):
         return Refused(
             "token", "the run token does not fit; give this peer and the coordinator the same token"
         )
-    return _misfit(handshake, run) or handshake
+    return _misfit(handshake, run) or Proven(handshake, key, serial)
+
+
+def certificate_of(transport: asyncio.Transport | None) -> tuple[bytes, str]:
+    """The certificate that was shown in the TLS handshake: DER and serial. Raises Unknown if there was none."""
+    shown = transport.get_extra_info("ssl_object") if transport is not None else None
+    der = shown.getpeercert(binary_form=True) if shown is not None else None
+    if shown is None or not der:
+        raise Unknown("a peer of this run needs a certificate; join with a token")
+    return der, f"{int(shown.getpeercert()['serialNumber'], 16):x}"
+
+
+def _by_certificate(transport: asyncio.Transport | None, register: Register, peer: str) -> tuple[bytes, str]:
+    der, serial = certificate_of(transport)
+    known = register.certificate(serial)
+    if known.peer != peer:
+        raise Unknown(f"its certificate is that of {known.peer!r}, and it calls itself {peer!r}")
+    register.seen(serial)
+    return auth.certificate_key(der), serial
+
+
+def _hang_up(accepted: socket.socket) -> None:
+    """At once, and without the states that a polite end leaves behind in the kernel."""
+    with contextlib.suppress(OSError):
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    accepted.close()
+
+
+def _tls_words(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS handshake: {(error.reason or str(error)).lower().replace('_', ' ')}"
+    return f"no TLS handshake: {error.strerror or error}"
 
 
 def _misfit(handshake: auth.Handshake, run: str) -> Refused | None:
@@ -229,10 +328,10 @@ def _misfit(handshake: auth.Handshake, run: str) -> Refused | None:
             "run", f"this coordinator runs {run!r}, not {handshake.run!r}; check run.name and the address"
         )
     for name in (handshake.peer, handshake.incarnation):
-        if not (name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS):
+        if not (name.isprintable() and 0 < len(name) <= auth.MAX_NAME_CHARS):
             return Refused(
                 "peer",
-                f"{name[:MAX_NAME_CHARS]!r} is no name: it needs 1 to {MAX_NAME_CHARS} printable characters",
+                f"{name[: auth.MAX_NAME_CHARS]!r} is no name: it needs 1 to {auth.MAX_NAME_CHARS} printable characters",
             )
     return None
 

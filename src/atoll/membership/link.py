@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 from typing import Any
 
@@ -33,10 +34,23 @@ class NotReachedError(Exception):
     """No coordinator answered, as one short phrase; trying again may help."""
 
 
+class Secure(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach a coordinator by TLS: `context` holds whom to believe, and the own certificate if there is one,
+    `server_name` is the name in the coordinator's certificate. `key` stands for the own certificate in proofs."""
+
+    context: ssl.SSLContext
+    server_name: str
+    key: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Secure({self.server_name})"
+
+
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """Who connects, where to, and the token that proves it. `repr` shows no token.
 
-    `address` is one coordinator's for a link; as a user gives it, it may name several, separated by commas.
+    `address` is one coordinator's for a link; as a user gives it, it may name several, separated by commas. With
+    `secure` the certificate in there is the proof, and there is no token.
     """
 
     address: str
@@ -44,6 +58,12 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     peer: str
     incarnation: str
     token: bytes
+    secure: Secure | None = None
+
+    @property
+    def key(self) -> bytes:
+        """What the proofs of this peer are made with."""
+        return self.secure.key if self.secure is not None else self.token
 
     def __repr__(self) -> str:
         return f"Credentials({self.peer} of {self.run} to {self.address})"
@@ -57,6 +77,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     session_key: bytes
     term: int
     seen_as: str
+    renew_s: float = 0.0
 
     def __repr__(self) -> str:
         return f"Admission(term {self.term}, seen as {self.seen_as})"
@@ -129,9 +150,9 @@ class Link:
             server_nonce=challenge.nonce,
             client_nonce=auth.new_nonce(),
         )
-        await self.send(_connect(handshake, credentials.token))
+        await self.send(_connect(handshake, credentials.key))
         welcome = await self._expect(Welcome)
-        if not handshake.coordinator_proof_fits(credentials.token, welcome.sealed_session_key, welcome.proof):
+        if not handshake.coordinator_proof_fits(credentials.key, welcome.sealed_session_key, welcome.proof):
             raise Refused(
                 f"the coordinator at {credentials.address} does not hold this run's token; "
                 "check the address and the token"
@@ -139,9 +160,10 @@ class Link:
         self._admission = Admission(
             settings=welcome.settings,
             timeouts=msgspec.convert(welcome.timeouts, Timeouts),
-            session_key=handshake.unseal(credentials.token, welcome.sealed_session_key),
+            session_key=handshake.unseal(credentials.key, welcome.sealed_session_key),
             term=welcome.term,
             seen_as=welcome.seen_as,
+            renew_s=welcome.renew_s,
         )
 
     async def _expect(self, kind: type[Any]) -> Any:
@@ -159,7 +181,7 @@ async def open_link(credentials: Credentials, timeout_s: float) -> Link:
     http = open_http()
     try:
         async with asyncio.timeout(timeout_s):
-            websocket = await dial(http, credentials.address, PATH)
+            websocket = await dial(http, credentials.address, PATH, credentials.secure)
             link = Link(http, websocket)
             try:
                 await link.prove(credentials)
@@ -184,11 +206,22 @@ def open_http() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, ws_response_class=_WebSocket)
 
 
-async def dial(http: aiohttp.ClientSession, address: str, path: str) -> aiohttp.ClientWebSocketResponse:
-    """A WebSocket to the coordinator's `path`, nothing proved. Raises OSError or aiohttp.ClientError; see `phrase`."""
+async def dial(
+    http: aiohttp.ClientSession, address: str, path: str, secure: Secure | None = None
+) -> aiohttp.ClientWebSocketResponse:
+    """A WebSocket to the coordinator's `path`; with `secure` it has proved itself, without nothing is proved. Raises
+    OSError or aiohttp.ClientError; see `phrase`."""
     host, port = split_address(address)
-    url = URL.build(scheme="http", host=host, port=port, path=path)
-    return await http.ws_connect(url, max_msg_size=PART_BYTES + 1, compress=0)
+    url = URL.build(scheme="https" if secure else "http", host=host, port=port, path=path)
+    if secure is None:
+        return await http.ws_connect(url, max_msg_size=PART_BYTES + 1, compress=0)
+    return await http.ws_connect(
+        url,
+        max_msg_size=PART_BYTES + 1,
+        compress=0,
+        ssl=secure.context,
+        server_hostname=secure.server_name,
+    )
 
 
 def _connect(handshake: auth.Handshake, token: bytes) -> Connect:
@@ -209,10 +242,32 @@ def phrase(error: Exception) -> str:
         if error.status == STANDING_BY:
             return "it stands by: another coordinator leads"
         return f"it is no coordinator: it answered HTTP {error.status}"
+    if tls := _tls_phrase(error):
+        return tls
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, ConnectionRefusedError):
         return "connection refused"
     return (getattr(cause, "strerror", None) or str(cause) or type(cause).__name__).lower()
+
+
+def _tls_phrase(error: Exception) -> str:
+    """What went wrong with TLS, in words that say what to do; "" if it was something else."""
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return (
+            "it closed the connection; if the run has an authority, its fingerprint is needed (--authority)"
+        )
+    inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not the coordinator's of this run ({inner.verify_message or inner.reason}): somebody "
+            "may be in between, or the address is another run's"
+        )
+    if isinstance(inner, ssl.SSLError):
+        reason = (inner.reason or str(inner)).lower().replace("_", " ")
+        if "wrong version number" in reason or "record layer failure" in reason:
+            return "it does not speak TLS: this run's coordinator was started without an authority"
+        return f"TLS: {reason}"
+    return ""
 
 
 class Resolver(AbstractResolver):

@@ -60,7 +60,7 @@ class Welcome(Message, frozen=True):
 
     `settings` is the nested dict of the run's settings; flat, with dotted keys, if they are those that the first peer
     declared; None while no one has given any. `timeouts` are the coordinator's; peers adopt them. `seen_as` is the
-    peer's address as seen.
+    peer's address as seen. In `renew_s` seconds the peer should ask for another certificate; 0: it has none.
     """
 
     proof: bytes
@@ -69,6 +69,7 @@ class Welcome(Message, frozen=True):
     settings: dict[str, Any] | None
     timeouts: dict[str, float]
     seen_as: str
+    renew_s: float = 0.0
 
 
 class Refused(Message, frozen=True):
@@ -331,6 +332,15 @@ class AskToLeave(Message, frozen=True):
     reason: str
 
 
+class SessionKey(Message, frozen=True):
+    """Coordinator: the key that engines and sidecars know each other by from now on. Only sent inside TLS."""
+
+    key: bytes
+
+    def __repr__(self) -> str:
+        return "SessionKey()"
+
+
 PeerMessage = (
     Connect
     | Declare
@@ -360,6 +370,7 @@ CoordinatorMessage = (
     | Leases
     | Ended
     | AskToLeave
+    | SessionKey
 )
 
 _encoder = msgspec.msgpack.Encoder()

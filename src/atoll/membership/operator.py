@@ -7,6 +7,8 @@ nothing here, and the other way round. msgspec structs in msgpack, as between pe
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from atoll.membership.messages import Challenge, Message, Refused
@@ -18,12 +20,14 @@ OPERATOR_PATH = "/v1/operator"
 
 
 class OperatorConnect(Message, frozen=True):
-    """Operator, after the coordinator's Challenge: proof that it holds the token (HMAC over both nonces)."""
+    """Operator, after the coordinator's Challenge: proof that it holds the token (HMAC over both nonces). `token` is
+    the token's id; "" in a run that has but one."""
 
     protocol: int
     package: str
     nonce: bytes
     proof: bytes
+    token: str = ""
 
 
 class OperatorWelcome(Message, frozen=True):
@@ -60,6 +64,38 @@ class EvictPeer(Message, frozen=True):
     for_s: float
 
 
+class Enrol(Message, frozen=True):
+    """Certify this peer's own key (32 bytes). Who has a certificate gets another one for the same peer."""
+
+    run: str
+    peer: str
+    public_key: bytes
+
+
+class SettingsWanted(Message, frozen=True):
+    """Tell the run's settings, for a newcomer that has none of its own."""
+
+    run: str
+
+
+class MakeToken(Message, frozen=True):
+    """Make a token. `for_s` 0: it does not expire."""
+
+    scope: str
+    for_s: float
+    note: str
+
+
+class RevokeToken(Message, frozen=True):
+    """Nobody can come by this token any more. Who came by it stays."""
+
+    token: str
+
+
+class TokensWanted(Message, frozen=True):
+    """Tell which tokens there are."""
+
+
 # ---- replies -----------------------------------------------------------------------------------------------------
 
 
@@ -68,6 +104,43 @@ class Done(Message, frozen=True):
 
     ok: bool
     reason: str
+
+
+class Enrolled(Message, frozen=True):
+    """Coordinator: the certificate, in PEM."""
+
+    certificate: str
+
+
+class RunSettings(Message, frozen=True):
+    """Coordinator: the run's settings, as in `messages.Welcome`; None while no one has given any."""
+
+    settings: dict[str, Any] | None
+
+
+class TokenText(Message, frozen=True):
+    """Coordinator: the token that was made. It is told once, and kept nowhere."""
+
+    id: str
+    text: str
+
+    def __repr__(self) -> str:
+        return f"TokenText({self.id})"
+
+
+class TokenStatus(msgspec.Struct, frozen=True):
+    """A token, without its secret. `left_s` None: it does not expire. `peers` came by it."""
+
+    id: str
+    scope: str
+    note: str
+    left_s: float | None
+    revoked: bool
+    peers: tuple[str, ...]
+
+
+class Tokens(Message, frozen=True):
+    tokens: tuple[TokenStatus, ...]
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
@@ -172,12 +245,13 @@ class StandingBy(Message, frozen=True):
     trouble: str = ""
 
 
-Request = StatusWanted | StopRun | LeavePeer | EvictPeer
+OperatorOrder = StopRun | LeavePeer | EvictPeer
+"""What the coordinator machine decides about."""
+Request = StatusWanted | OperatorOrder | SettingsWanted | Enrol | MakeToken | RevokeToken | TokensWanted
+Reply = Status | Done | StandingBy | RunSettings | Enrolled | TokenText | Tokens
 
-_operator_decoder = msgspec.msgpack.Decoder(OperatorConnect | StatusWanted | StopRun | LeavePeer | EvictPeer)
-Reply = Status | Done | StandingBy
-
-_reply_decoder = msgspec.msgpack.Decoder(Challenge | OperatorWelcome | Refused | Status | Done | StandingBy)
+_operator_decoder = msgspec.msgpack.Decoder(OperatorConnect | Request)
+_reply_decoder = msgspec.msgpack.Decoder(Challenge | OperatorWelcome | Refused | Reply)
 
 
 def decode_from_operator(data: bytes) -> OperatorConnect | Request:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import Any
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -18,32 +19,42 @@ from atoll.membership.frames import pack
 from atoll.membership.messages import Challenge, Refused
 from atoll.membership.operator import (
     Done,
+    EvictPeer,
+    LeavePeer,
     OperatorConnect,
     OperatorWelcome,
     Reply,
     Request,
+    RunSettings,
+    SettingsWanted,
     Status,
     StatusWanted,
+    StopRun,
 )
+from atoll.membership.register import Register, Unknown
+from atoll.membership.registrar import Holder, Registrar
 from atoll.membership.steps import OperatorSaid
 
 ANSWER_S = 5.0
 
 
 class OperatorDoor:
-    """Lets operators in, and takes what they ask to the machine. `hear` puts an event before it."""
+    """Lets operators in, and takes what they ask to the machine or the registrar. `hear` puts an event before it."""
 
     def __init__(
         self,
-        token: bytes,
+        register: Register,
+        registrar: Registrar,
         strangers: gate.Gate,
         *,
+        tls: bool,
         status: Callable[[], Status],
+        settings: Callable[[], dict[str, Any] | None],
         hear: Callable[[OperatorSaid], Awaitable[None]],
     ) -> None:
-        self._token = token
-        self._gate = strangers
-        self._status = status
+        self._register, self._registrar = register, registrar
+        self._gate, self._tls = strangers, tls
+        self._status, self._settings = status, settings
         self._hear = hear
         self._tickets = count(1)
         self._waiting: dict[int, asyncio.Future[Done]] = {}
@@ -56,15 +67,27 @@ class OperatorDoor:
 
     async def attend(self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         """One connection from its first byte to its last."""
-        await attend_operator(websocket, transport, self._token, self._gate, self._reply)
+        await attend_operator(websocket, transport, self._register, self._gate, self._reply, tls=self._tls)
 
-    async def _reply(self, request: Request) -> Reply:
-        if isinstance(request, StatusWanted):
-            return self._status()
+    async def _reply(self, who: Holder, request: Request) -> Reply:
+        self._registrar.check(who, request)
+        match request:
+            case StatusWanted():
+                return self._status()
+            case SettingsWanted():
+                return RunSettings(self._settings())
+            case StopRun() | LeavePeer() | EvictPeer():
+                return await self._decide(request)
+            case _:
+                return self._registrar.reply(who, request)
+
+    async def _decide(self, request: StopRun | LeavePeer | EvictPeer) -> Done:
         ticket = next(self._tickets)
         self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        # Without TLS a new session key could not be told to anybody without telling everybody.
+        spare_key = auth.new_session_key() if self._tls else b""
         try:
-            await self._hear(OperatorSaid(ticket, request))
+            await self._hear(OperatorSaid(ticket, request, spare_key))
             return await self._waiting[ticket]
         finally:
             del self._waiting[ticket]
@@ -73,33 +96,46 @@ class OperatorDoor:
 async def attend_operator(
     websocket: web.WebSocketResponse,
     transport: asyncio.Transport | None,
-    token: bytes,
+    register: Register,
     strangers: gate.Gate,
-    reply: Callable[[Request], Awaitable[Reply]],
+    reply: Callable[[Holder, Request], Awaitable[Reply]],
+    *,
+    tls: bool,
 ) -> None:
-    """Let an operator prove the token, and answer its one request."""
-    proven = await _prove(websocket, token)
-    if not isinstance(proven, auth.OperatorHandshake):
+    """Let an operator prove its token, or with `tls` a peer its certificate, and answer its one request."""
+    proven = await prove_operator(websocket, transport, register, tls=tls)
+    if not isinstance(proven, tuple):
         await strangers.turn_away(websocket, transport, proven)
         return
     if transport is None:
         return
+    who, proof = proven
     strangers.proved(transport)
     try:
         async with asyncio.timeout(ANSWER_S):
-            welcome = OperatorWelcome(proof=proven.coordinator_proof(token))
-            await websocket.send_bytes(messages.encode(welcome))
+            await websocket.send_bytes(messages.encode(OperatorWelcome(proof=proof)))
             request = await _receive(websocket)
             if request is not None and not isinstance(request, OperatorConnect):
-                for part in pack(await reply(request)):
+                for part in pack(await _answer(reply, who, request)):
                     await websocket.send_bytes(part)
             await websocket.close()
     except TimeoutError:
         transport.abort()
 
 
-async def _prove(websocket: web.WebSocketResponse, token: bytes) -> auth.OperatorHandshake | Refused | None:
-    """Challenge a stranger. Returns the proven handshake, or what to refuse it with; None for nonsense."""
+async def _answer(
+    reply: Callable[[Holder, Request], Awaitable[Reply]], who: Holder, request: Request
+) -> Reply | Refused:
+    try:
+        return await reply(who, request)
+    except Unknown as unknown:
+        return Refused("token", unknown.reason)
+
+
+async def prove_operator(
+    websocket: web.WebSocketResponse, transport: asyncio.Transport | None, register: Register, *, tls: bool
+) -> tuple[Holder, bytes] | Refused | None:
+    """Challenge a stranger. Returns who it is and the proof for it, or what to refuse it with; None for nonsense."""
     nonce = auth.new_nonce()
     await websocket.send_bytes(messages.encode(Challenge(protocol=messages.PROTOCOL, nonce=nonce)))
     connect = await _receive(websocket)
@@ -114,11 +150,20 @@ async def _prove(websocket: web.WebSocketResponse, token: bytes) -> auth.Operato
     handshake = auth.OperatorHandshake(
         protocol=connect.protocol, server_nonce=nonce, client_nonce=connect.nonce
     )
-    if not handshake.operator_proof_fits(token, connect.proof):
+    try:
+        if tls and not connect.token:
+            der, serial = gate.certificate_of(transport)
+            known = register.certificate(serial)
+            who, key = Holder(known.token, known.peer, serial), auth.certificate_key(der)
+        else:
+            who, key = Holder(connect.token), register.key_of(connect.token)
+    except Unknown as unknown:
+        return Refused("token", unknown.reason)
+    if not handshake.operator_proof_fits(key, connect.proof):
         return Refused(
             "token", "the run token does not fit; give this command the token of the run (ATOLL_TOKEN)"
         )
-    return handshake
+    return who, handshake.coordinator_proof(key)
 
 
 async def _receive(websocket: web.WebSocketResponse) -> OperatorConnect | Request | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TypeVar
+import time
+from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -12,76 +13,147 @@ import msgspec
 from atoll import __version__
 from atoll.errors import Refused, Unreachable
 from atoll.membership import auth, messages, operator
+from atoll.membership.addresses import split_addresses
 from atoll.membership.frames import Assembler, OversizedError, pack
-from atoll.membership.link import CLOSE_S, dial, open_http, phrase, split_address
+from atoll.membership.link import CLOSE_S, Secure, dial, open_http, phrase, split_address
 from atoll.membership.messages import Challenge
 from atoll.membership.operator import (
     OPERATOR_PATH,
     Done,
+    Enrol,
+    Enrolled,
+    MakeToken,
     OperatorConnect,
     OperatorWelcome,
     Reply,
     Request,
+    RunSettings,
+    SettingsWanted,
     StandingBy,
     Status,
     StatusWanted,
+    Tokens,
+    TokensWanted,
+    TokenText,
 )
+from atoll.membership.register import Token, parse_token
 
 ASK_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 M = TypeVar("M")
 
 
-def ask_status(address: str, token: bytes) -> Status | StandingBy:
+def ask_status(address: str, token: bytes, secure: Secure | None = None) -> Status | StandingBy:
     """How the run of the coordinator at `address` ("host:port") stands, or that it stands by while another one leads.
     Blocks at most ASK_S and a little.
 
     Raises ConfigError, Unreachable or Refused, as `give_order`.
     """
-    reply = asyncio.run(_ask(address, token, StatusWanted()))
-    assert not isinstance(reply, Done)
+    reply = asyncio.run(ask(address, token, StatusWanted(), secure))
+    assert isinstance(reply, Status | StandingBy)
     return reply
 
 
-def give_order(address: str, token: bytes, request: Request) -> Done:
+def give_order(address: str, token: bytes, request: Request, secure: Secure | None = None) -> Done:
     """Have the coordinator decide about a request. Raises ConfigError for an address or token that cannot be right,
     Unreachable if no coordinator answers or this one stands by, Refused if it has another token or protocol.
     """
-    reply = asyncio.run(_ask(address, token, request))
-    if isinstance(reply, StandingBy):
-        leads = f"{reply.leader} leads, so give the order there" if reply.leader else "nobody leads"
-        raise Unreachable(f"the coordinator at {address} stands by, and decides nothing: {leads}")
+    reply = asyncio.run(decided(address, token, request, secure))
     assert isinstance(reply, Done)
     return reply
 
 
-async def _ask(address: str, token: bytes, request: Request) -> Reply:
-    auth.check_token(token)
+async def decided(address: str, token: bytes, request: Request, secure: Secure | None = None) -> Reply:
+    """The reply of a coordinator that leads. Raises as `give_order`."""
+    reply = await ask(address, token, request, secure)
+    if isinstance(reply, StandingBy):
+        leads = f"{reply.leader} leads, so give the order there" if reply.leader else "nobody leads"
+        raise Unreachable(f"the coordinator at {address} stands by, and decides nothing: {leads}")
+    return reply
+
+
+def ask_leader(
+    addresses: str, token: bytes, request: Request, secure: Secure | None = None, *, wait_s: float = 0.0
+) -> Reply:
+    """Ask whichever of these coordinators leads (separated by commas). Blocks at most `max(ASK_S, wait_s)` and a
+    little: `wait_s` waits for one that is not up yet.
+
+    Raises Refused if one refuses and none replies, Unreachable if none does, ConfigError as `give_order`.
+    """
+    places, within_s = split_addresses(addresses), max(ASK_S, wait_s)
+    deadline_s, pause_s = time.monotonic() + within_s, _FIRST_PAUSE_S
+    while True:
+        missed, refused = [], []
+        for place in places:
+            at = f"{place}: " if len(places) > 1 else ""
+            try:
+                return asyncio.run(decided(place, token, request, secure))
+            except Unreachable as why:
+                missed.append(f"{at}{_reason(why)}")
+            except Refused as refusal:
+                refused.append(f"{at}{refusal}")
+        if refused:
+            raise Refused("; ".join(refused))
+        if time.monotonic() + pause_s >= deadline_s:
+            raise Unreachable(
+                f"no coordinator at {', '.join(places)} in {within_s:.3g} s ({'; '.join(missed)}); start one with "
+                "`atoll coordinator`, check the address, or start before it with --wait"
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _reason(error: Unreachable) -> str:
+    """What is in the brackets of `_unreachable`, or all of it."""
+    cause = error.__cause__
+    return str(cause) if isinstance(cause, _NothingHeardError) else str(error)
+
+
+_REPLIES: Final[dict[type[Request], type[Reply]]] = {
+    StatusWanted: Status,
+    SettingsWanted: RunSettings,
+    Enrol: Enrolled,
+    MakeToken: TokenText,
+    TokensWanted: Tokens,
+}
+
+
+async def ask(address: str, token: bytes, request: Request, secure: Secure | None = None) -> Reply:
+    """One request and its reply, within ASK_S. With `secure` by TLS, as the holder of `token`, or of the certificate in
+    there if there is no token. Raises as `give_order`."""
+    if secure is None:
+        auth.check_token(token)
+        who = Token("", token)
+    else:
+        who = parse_token(token) if token else Token("", secure.key)
     split_address(address)
     http = open_http()
     try:
         async with asyncio.timeout(ASK_S):
-            websocket = await dial(http, address, OPERATOR_PATH)
+            websocket = await dial(http, address, OPERATOR_PATH, secure)
             try:
                 conversation = _Conversation(websocket)
-                await conversation.prove(address, token)
+                await conversation.prove(address, who)
                 await conversation.say(request)
-                told = Status if isinstance(request, StatusWanted) else Done
-                return await conversation.expect(told | StandingBy, what=f"a {told.__name__}")
+                told = _REPLIES.get(type(request), Done)
+                return await conversation.expect(told | Done | StandingBy, what=f"a {told.__name__}")
             finally:
                 with contextlib.suppress(TimeoutError, OSError):  # it was heard, or it is gone
                     await asyncio.wait_for(websocket.close(), CLOSE_S)
     except _NothingHeardError as why:
-        raise _unreachable(address, str(why)) from None
+        raise _unreachable(address, why) from why
     except TimeoutError:
-        raise _unreachable(address, f"no answer in {ASK_S:g} s") from None
+        why = _NothingHeardError(f"no answer in {ASK_S:g} s")
+        raise _unreachable(address, why) from why
     except (OSError, aiohttp.ClientError) as error:
-        raise _unreachable(address, phrase(error)) from None
+        why = _NothingHeardError(phrase(error))
+        raise _unreachable(address, why) from why
     finally:
         await asyncio.wait_for(http.close(), CLOSE_S)
 
 
-def _unreachable(address: str, why: str) -> Unreachable:
+def _unreachable(address: str, why: _NothingHeardError) -> Unreachable:
     return Unreachable(
         f"no coordinator at {address} ({why}); check the address, and whether the run is over already"
     )
@@ -96,7 +168,7 @@ class _Conversation:
         self._websocket = websocket
         self._assembler = Assembler()
 
-    async def prove(self, address: str, token: bytes) -> None:
+    async def prove(self, address: str, who: Token) -> None:
         challenge = await self.expect(Challenge)
         if challenge.protocol != messages.PROTOCOL:
             raise Refused(
@@ -111,11 +183,12 @@ class _Conversation:
                 protocol=messages.PROTOCOL,
                 package=__version__,
                 nonce=handshake.client_nonce,
-                proof=handshake.operator_proof(token),
+                proof=handshake.operator_proof(who.key),
+                token=who.id,
             )
         )
         welcome = await self.expect(OperatorWelcome)
-        if not handshake.coordinator_proof_fits(token, welcome.proof):
+        if not handshake.coordinator_proof_fits(who.key, welcome.proof):
             raise Refused(
                 f"the coordinator at {address} does not hold this run's token; check the address and the token"
             )

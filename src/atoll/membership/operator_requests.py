@@ -16,8 +16,8 @@ from atoll import events
 from atoll.membership import verdicts
 from atoll.membership.coordinator_draft import Draft
 from atoll.membership.coordinator_state import Eviction, PeerRecord, ids, listed
-from atoll.membership.messages import AskToLeave, Ended, Refused
-from atoll.membership.operator import Done, EvictPeer, LeavePeer, StopRun
+from atoll.membership.messages import AskToLeave, Ended, Refused, SessionKey
+from atoll.membership.operator import Done, EvictPeer, LeavePeer, OperatorOrder, StopRun
 from atoll.membership.steps import Answer, EvictionDecided, OperatorSaid, StopDecided
 
 MAX_REASON_CHARS = 500
@@ -27,12 +27,12 @@ def hear(draft: Draft, event: OperatorSaid) -> None:
     """Decide about a request, and answer it."""
     request = event.request
     nonsense = _nonsense(request)
-    done = Done(False, nonsense) if nonsense else _obey(draft, request)
+    done = Done(False, nonsense) if nonsense else _obey(draft, request, event.spare_key)
     draft.because(f"an operator asked: {done.reason}")
     draft.effects.append(Answer(event.ticket, done))
 
 
-def _nonsense(request: StopRun | LeavePeer | EvictPeer) -> str:
+def _nonsense(request: OperatorOrder) -> str:
     """What cannot be meant so, in a sentence: it comes from outside, and a reason is shown on terminals."""
     if len(request.reason) > MAX_REASON_CHARS or not request.reason.isprintable():
         return f"a reason is one line of at most {MAX_REASON_CHARS} printable characters"
@@ -41,14 +41,14 @@ def _nonsense(request: StopRun | LeavePeer | EvictPeer) -> str:
     return ""
 
 
-def _obey(draft: Draft, request: StopRun | LeavePeer | EvictPeer) -> Done:
+def _obey(draft: Draft, request: OperatorOrder, spare_key: bytes) -> Done:
     match request:
         case StopRun(reason=reason):
             return _stop(draft, reason)
         case LeavePeer(peer=peer, reason=reason):
             return _ask_to_leave(draft, peer, reason)
         case EvictPeer():
-            return _evict(draft, request)
+            return _evict(draft, request, spare_key)
 
 
 # ---- stop ------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _dismiss(draft: Draft, record: PeerRecord, why: str) -> None:
 # ---- evict -----------------------------------------------------------------------------------------------
 
 
-def _evict(draft: Draft, request: EvictPeer) -> Done:
+def _evict(draft: Draft, request: EvictPeer, spare_key: bytes) -> Done:
     state, peer = draft.state, request.peer
     record = state.peers.get(peer)
     if record is None and not _was_here(draft, peer):
@@ -153,7 +153,9 @@ def _evict(draft: Draft, request: EvictPeer) -> Done:
     until_s = draft.now_s + request.for_s if request.for_s else math.inf
     kept = {name: each for name, each in state.evictions.items() if each.until_s > draft.now_s}
     draft.set(evictions={**kept, peer: Eviction(why, until_s)})
-    draft.journal(EvictionDecided(peer=peer, reason=why, for_s=request.for_s))
+    draft.journal(EvictionDecided(peer=peer, reason=why, for_s=request.for_s, session_key=spare_key))
+    if spare_key:
+        _renew_key(draft, peer, spare_key)
     if record is not None:
         _shut_out(draft, record)
     draft.emit(
@@ -164,6 +166,15 @@ def _evict(draft: Draft, request: EvictPeer) -> Done:
     how_long = f"for {request.for_s:g} s" if request.for_s else "until the run ends"
     was = "is evicted" if record is not None else "was gone already; it stays outside"
     return Done(True, f"{peer} {was}, and its id is refused {how_long}")
+
+
+def _renew_key(draft: Draft, evicted: str, session_key: bytes) -> None:
+    """The others go on with a key that the evicted peer does not know: no engine and no sidecar answers it any more.
+    They hear of it before they hear of anything else, the next attempt's plan above all."""
+    draft.set(session_key=session_key)
+    for each in draft.state.peers.values():
+        if each.connected and each.peer != evicted:
+            draft.send(each.peer, SessionKey(session_key))
 
 
 def _shut_out(draft: Draft, record: PeerRecord) -> None:

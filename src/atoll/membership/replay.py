@@ -13,6 +13,7 @@ from atoll.membership.exclusion import remember_norms
 from atoll.membership.messages import Scalar
 from atoll.membership.settings import CoordinatorSettings
 from atoll.membership.steps import (
+    Certified,
     EvictionDecided,
     JournalRecord,
     LeasesChanged,
@@ -22,6 +23,8 @@ from atoll.membership.steps import (
     StateDigest,
     StopDecided,
     TermRaised,
+    TokenMade,
+    TokenRevoked,
     VerdictMade,
     VersionLearned,
 )
@@ -108,9 +111,12 @@ def _apply(state: CoordinatorState, record: JournalRecord) -> CoordinatorState:
             )
         case StopDecided(reason=reason):
             return replace(state, stopping=reason)
-        case EvictionDecided(peer=peer, reason=reason, for_s=for_s):
+        case EvictionDecided(peer=peer, reason=reason, for_s=for_s, session_key=key):
             until_s = state.last_s + for_s if for_s else math.inf
-            return replace(state, evictions={**state.evictions, peer: Eviction(reason, until_s)})
+            evictions = {**state.evictions, peer: Eviction(reason, until_s)}
+            return replace(state, evictions=evictions, session_key=key or state.session_key)
+        case TokenMade() | TokenRevoked() | Certified():
+            return state  # the register's
         case VerdictMade(verdict=verdict):
             committed = verdict.outcome == "committed"
             return replace(

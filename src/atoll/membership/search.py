@@ -33,6 +33,14 @@ class Search:
         self._jitter = random.Random()  # not the global generator: that one belongs to the user's training
         self.missed = ""  # what the last try met, "" once one was found
 
+    def come_as(self, who: Credentials) -> None:
+        """Another certificate from now on."""
+        self._who = who
+
+    @property
+    def who(self) -> Credentials:
+        return replace(self._who, address=self._addresses[0])
+
     def others_first(self) -> None:
         """The one found last is tried last."""
         self._addresses = (*self._addresses[1:], self._addresses[0])

@@ -21,12 +21,12 @@ from atoll.membership.etcd_journal import Contender
 from atoll.membership.etcd_place import EtcdPlace
 from atoll.membership.journal import Journal, JournalFile
 from atoll.membership.messages import Scalar
+from atoll.membership.register import Register
+from atoll.membership.registrar import Trust
 from atoll.membership.service import STOPPED, Service
 from atoll.membership.settings import CoordinatorSettings
 from atoll.membership.standby import lead_in_turn
-from atoll.membership.steps import (
-    JournalRecord,
-)
+from atoll.membership.steps import JournalRecord, TokenMade
 
 
 async def serve(
@@ -34,7 +34,9 @@ async def serve(
     *,
     host: str,
     port: int,
-    token: bytes,
+    token: bytes = b"",
+    trust: Trust | None = None,
+    first_tokens: Sequence[TokenMade] = (),
     journal_path: Path | EtcdPlace,
     run_settings: dict[str, Scalar] | None,
     nested_settings: dict[str, Any] | None,
@@ -52,11 +54,22 @@ async def serve(
     coordinator with this journal. With the journal in etcd this coordinator stands by while another leads;
     `advertise` is the host to show to others by then (default: where it listens). Raises LocalError (port or
     journal), ConfigError (token) and Unreachable (no etcd).
+
+    With `trust` everything is TLS, and tokens are those of the journal; an empty one begins with `first_tokens`.
+    Without it there is one `token`, known to all.
     """
-    auth.check_token(token)
+    if trust is None:
+        auth.check_token(token)
+
+    def new_register() -> Register:
+        return Register() if trust else Register.of_one(token)
 
     async def lead(journal: Journal) -> tuple[int, str]:
-        service = Service(settings, token, journal, nested_settings, events, make_lanes)
+        for made in first_tokens if not journal.records else ():
+            journal.append(made)
+        register = new_register()
+        register.learn(*(() if journal.records else first_tokens))
+        service = Service(settings, register, trust, journal, nested_settings, events, make_lanes)
         service.begin(run_settings)
         return await service.run(listeners, ready, stop)
 
@@ -79,7 +92,8 @@ async def serve(
             listeners=listeners,
             events=events,
             connect_s=settings.timeouts.connect_s,
-            token=token,
+            register=new_register,
+            tls=trust.context if trust else None,
             stop=stop,
         )
         return ended or (STOPPED, "stopped on request, while another coordinator led")

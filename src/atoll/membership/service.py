@@ -29,9 +29,12 @@ from atoll.membership.messages import Refused, Scalar, Welcome
 from atoll.membership.operator import OPERATOR_PATH
 from atoll.membership.operator_door import OperatorDoor
 from atoll.membership.peer_connection import FLUSH_S, PeerConnection
+from atoll.membership.register import Register
+from atoll.membership.registrar import Registrar, Trust
 from atoll.membership.settings import CoordinatorSettings
 from atoll.membership.steps import (
     CoordinatorEvent,
+    JournalRecord,
     PeerArrived,
     PeerDropped,
     PeerSaid,
@@ -58,27 +61,32 @@ class Service:
     def __init__(
         self,
         settings: CoordinatorSettings,
-        token: bytes,
+        register: Register,
+        trust: Trust | None,
         journal: Journal,
         nested_settings: dict[str, Any] | None,
         event_log: EventLog,
         make_lanes: MakeLanes,
     ) -> None:
         self._settings = settings
-        self._token = token
+        self._register, self._trust = register, trust
         self._journal = journal
+        register.learn(*journal.records)
         self._nested_settings = nested_settings
         self._events = event_log
         self._make_lanes = make_lanes
         self._clock = MonotonicClock()
-        self._gate = Gate()
+        self._gate = Gate(trust.context if trust else None)
         self._inbox: asyncio.Queue[tuple[PeerConnection | None, CoordinatorEvent]] = asyncio.Queue(
             INBOX_EVENTS
         )
         self._operators = OperatorDoor(
-            token,
+            register,
+            Registrar(settings.run, register, trust, self._keep, event_log.emit),
             self._gate,
+            tls=trust is not None,
             status=lambda: status.report(self._state, self._clock.now_s()),
+            settings=lambda: self._nested_settings or self._state.run_settings,
             hear=lambda event: self._inbox.put((None, event)),
         )
         self._connections: dict[str, PeerConnection] = {}
@@ -106,7 +114,9 @@ class Service:
         self, listeners: list[socket.socket], ready: Callable[[str, int], None], stop: asyncio.Event
     ) -> None:
         visitors = {PATH: self._attend, OPERATOR_PATH: self._operators.attend}
-        doorway = Doorway("atoll coordinator", visitors)
+        doorway = Doorway(
+            "atoll coordinator", visitors, authority=self._trust.authority if self._trust else ""
+        )
         deciding = asyncio.create_task(self._hear_all())
         stopping = asyncio.create_task(stop.wait())
         tasks = [deciding, stopping]
@@ -190,7 +200,8 @@ class Service:
         for effect in step.effects:
             match effect:
                 case steps.Journal(record):
-                    self._journal.append(record)
+                    self._keep(record)
+                    self._register.learn(record)
                 case steps.Send(peer, message):
                     if connection := self._connections.get(peer):
                         connection.send(message)
@@ -209,15 +220,16 @@ class Service:
 
     async def _attend(self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         """One connection from its first byte to its last."""
-        proven = await gate.prove(websocket, self._settings.run, self._token)
-        if not isinstance(proven, auth.Handshake):
+        tls = self._trust is not None
+        proven = await gate.prove(websocket, transport, self._settings.run, self._register, tls=tls)
+        if not isinstance(proven, gate.Proven):
             await self._gate.turn_away(websocket, transport, proven)
             return
         if transport is None:
             return
         self._gate.proved(transport)
         self._journal.hold()  # who leads no more welcomes nobody
-        connection = PeerConnection(websocket, transport, proven)
+        connection = PeerConnection(websocket, transport, proven.handshake)
         connection.send(self._welcome(proven, connection.address))
         sender = asyncio.create_task(connection.empty_outbox())
         try:
@@ -241,15 +253,20 @@ class Service:
         finally:
             await self._inbox.put((connection, PeerDropped(*who)))
 
-    def _welcome(self, who: auth.Handshake, address: str) -> Welcome:
-        sealed = who.seal(self._token, self._state.session_key)
+    def _keep(self, record: JournalRecord) -> None:
+        self._journal.append(record)
+
+    def _welcome(self, proven: gate.Proven, address: str) -> Welcome:
+        who, key = proven.handshake, proven.key
+        sealed = who.seal(key, self._state.session_key)
         return Welcome(
-            proof=who.coordinator_proof(self._token, sealed),
+            proof=who.coordinator_proof(key, sealed),
             sealed_session_key=sealed,
             term=self._state.term,
             settings=self._nested_settings or self._state.run_settings,
             timeouts=msgspec.structs.asdict(self._settings.timeouts),
             seen_as=address,
+            renew_s=self._register.renew_s(proven.serial) if proven.serial else 0.0,
         )
 
     async def _hang_up(self, doorway: Doorway) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ from atoll.membership.journal import LeadLost
 from atoll.membership.link import STANDING_BY
 from atoll.membership.operator import OPERATOR_PATH, Reply, Request, StandingBy
 from atoll.membership.operator_door import attend_operator
+from atoll.membership.register import Register
+from atoll.membership.registrar import Holder
 from atoll.membership.steps import Finish, JournalRecord
 
 POLL_S = 0.25
@@ -43,7 +46,8 @@ async def lead_in_turn(
     listeners: list[socket.socket],
     events: EventLog,
     connect_s: float,
-    token: bytes,
+    register: Callable[[], Register],
+    tls: ssl.SSLContext | None,
     stop: asyncio.Event,
 ) -> tuple[int, str] | None:
     """Lead whenever nobody else does, until `lead` says that the run is over; None once `stop` is set.
@@ -52,12 +56,15 @@ async def lead_in_turn(
     Unreachable if etcd does not answer within `connect_s` at the start; later it is waited for.
     """
     try:
-        end = foresee(await _first_records(contender, connect_s, stop))
+        records = await _first_records(contender, connect_s, stop)
+        end = foresee(records)
         if end is not None:
             return end.exit_code, end.reason
         while not stop.is_set():
             notice = _Notice(run)
-            async with _refusing(listeners, token, notice):
+            known = register()
+            known.learn(*records)
+            async with _refusing(listeners, known, tls, notice):
                 journal = await _stand_by(contender, events, notice, stop)
             if journal is None:
                 break
@@ -65,6 +72,7 @@ async def lead_in_turn(
                 try:
                     return await lead(journal)
                 except LeadLost as loss:
+                    records = journal.records
                     events.emit(CoordinatorSteppedDown(reason=str(loss)))
         return None
     finally:
@@ -97,7 +105,7 @@ class _Notice:
     leader: str = ""
     trouble: str = "it asks etcd just now"
 
-    async def reply(self, request: Request) -> Reply:
+    async def reply(self, who: Holder, request: Request) -> Reply:
         return StandingBy(run=self.run, package=__version__, leader=self.leader, trouble=self.trouble)
 
 
@@ -134,12 +142,14 @@ async def _pause(stop: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _refusing(listeners: list[socket.socket], token: bytes, notice: _Notice) -> AsyncGenerator[None]:
+async def _refusing(
+    listeners: list[socket.socket], register: Register, tls: ssl.SSLContext | None, notice: _Notice
+) -> AsyncGenerator[None]:
     """Answer whoever connects meanwhile; of strangers nothing is read beyond one request."""
-    strangers = Gate()
+    strangers = Gate(tls)
 
     async def tell(websocket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
-        await attend_operator(websocket, transport, token, strangers, notice.reply)
+        await attend_operator(websocket, transport, register, strangers, notice.reply, tls=tls is not None)
 
     doorway = Doorway("atoll coordinator, standing by", {OPERATOR_PATH: tell}, STANDING_BY)
     admitting = [

@@ -14,7 +14,7 @@ import msgspec
 from atoll import events
 from atoll.membership.leases import SlotTable
 from atoll.membership.messages import CatchUp, CoordinatorMessage, Message, PeerMessage, Probe, Verdict
-from atoll.membership.operator import Done, EvictPeer, LeavePeer, StopRun
+from atoll.membership.operator import Done, OperatorOrder
 from atoll.values import OpId, Plan
 
 State = TypeVar("State")
@@ -58,10 +58,12 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class OperatorSaid(msgspec.Struct, frozen=True):
-    """A person, or a script, proved the token and asks for something. `ticket` names the Answer to it."""
+    """A person, or a script, proved the token and asks for something. `ticket` names the Answer to it. `spare_key` is
+    a session key that the run may go on with if this shuts somebody out; b"": there is none."""
 
     ticket: int
-    request: StopRun | LeavePeer | EvictPeer
+    request: OperatorOrder
+    spare_key: bytes = b""
 
 
 CoordinatorEvent = PeerArrived | PeerSaid | PeerDropped | OperatorSaid | Tick
@@ -303,12 +305,39 @@ class StopDecided(msgspec.Struct, frozen=True, tag=True):
 
 class EvictionDecided(msgspec.Struct, frozen=True, tag=True):
     """An operator shut a peer id out, for `for_s` seconds (0: until the run ends). A restarted coordinator counts
-    them anew.
+    them anew. `session_key` is the key that the others go on with; b"": the one they have.
     """
 
     peer: str
     reason: str
     for_s: float
+    session_key: bytes = b""
+
+
+class TokenMade(msgspec.Struct, frozen=True, tag=True):
+    """A token that lets in whoever proves `key`, until `expires_unix_s` by the coordinator's clock (0: for ever)."""
+
+    id: str
+    scope: str
+    key: bytes
+    expires_unix_s: float
+    note: str
+
+    def __repr__(self) -> str:
+        return f"TokenMade({self.id}, {self.scope})"
+
+
+class TokenRevoked(msgspec.Struct, frozen=True, tag=True):
+    id: str
+
+
+class Certified(msgspec.Struct, frozen=True, tag=True):
+    """The authority gave a certificate to a peer that came by this token."""
+
+    serial: str
+    peer: str
+    token: str
+    made_unix_s: float
 
 
 JournalRecord = (
@@ -322,4 +351,7 @@ JournalRecord = (
     | LeasesChanged
     | StopDecided
     | EvictionDecided
+    | TokenMade
+    | TokenRevoked
+    | Certified
 )

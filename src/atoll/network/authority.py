@@ -126,6 +126,11 @@ def fingerprint_of(certificate: str | bytes) -> str:
     return _PREFIX + hashlib.sha256(_public_bytes(_read(certificate))).hexdigest()
 
 
+def der_of(certificate: str) -> bytes:
+    """A certificate in PEM as DER. Raises ConfigError if it is none."""
+    return _read(certificate).public_bytes(serialization.Encoding.DER)
+
+
 def check_fingerprint(text: str) -> str:
     """A fingerprint as people paste it, in the one form that is compared. Raises ConfigError, saying which part of it
     is wrong."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from atoll.kernels import Bytes
+from atoll.network.authority import Identity
 from atoll.recovery.fetching import Fetcher
 from atoll.recovery.lookout import Callers
 from atoll.recovery.pursuit import Pursuit
@@ -37,6 +38,7 @@ def catch_up(
     note: Callable[[str], None] = lambda sentence: None,
     replayed: Callable[[Update, Bytes], None] = lambda update, data: None,
     with_inner: bool = False,
+    identity: Identity | None = None,
 ) -> CaughtUp:
     """Blocks until `state.version` is `target().version`, and then says how it came there.
 
@@ -44,7 +46,7 @@ def catch_up(
     ended membership. They, `note` (what happens, in sentences) and `replayed` (every update that was taken) are called
     on this thread, `session_key` on the fetch thread. A source that is silent for `progress_timeout_s` rests. The whole
     may take `deadline_s`. `with_inner`: take a snapshot in any case, and the inner optimizer state that one of its
-    donors staged with it, if there is any.
+    donors staged with it, if there is any. With `identity` only donors are asked that prove by TLS who they are.
 
     Raises DeadlineExceeded; Unreachable, if updates are made faster than this peer can fetch them; and what `check`
     raises. Then the state is at the version it says, or, if a snapshot is in it in part only, at `pursuit.UNUSABLE`.
@@ -60,6 +62,7 @@ def catch_up(
             session_key=session_key,
             progress_timeout_s=progress_timeout_s,
             max_bytes_per_s=max_bytes_per_s,
+            identity=identity,
         )
     ) as fetcher:
         pursuit = Pursuit(

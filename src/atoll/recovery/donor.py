@@ -25,6 +25,7 @@ from atoll.config import environment
 from atoll.errors import LocalError
 from atoll.kernels import Bytes, Table
 from atoll.membership.gate import listen_on
+from atoll.network.authority import Identity
 from atoll.recovery.folder import RAM, StagingFolder, make_folder
 from atoll.recovery.priority import go_last
 from atoll.recovery.sidecar.orders import Order, Settings
@@ -63,14 +64,15 @@ class Donor:
         max_bytes_per_s: float = 0.0,
         ram: Path = RAM,
         own_bytes: int = 0,
+        identity: Identity | None = None,
     ) -> None:
         """Listens at once (port 0: any free one), so that the address can be told; raises LocalError.
 
         Updates are kept up to `keep_bytes`, those that a staged snapshot needs up to `pin_bytes`. Under `fallback` is
         staged what finds no room in `ram`. `max_bytes_per_s` is the sidecar's cap, 0: none. `own_bytes` is about what a
-        save stages of this peer's own.
+        save stages of this peer's own. With `identity` the sidecar speaks TLS only, to holders of a certificate.
         """
-        self._run, self._peer, self._key = run, peer, session_key
+        self._run, self._peer, self._key, self._identity = run, peer, session_key, identity
         self._ram, self._fallback = ram, fallback
         self._keep_bytes, self._pin_bytes, self._max_bytes_per_s = keep_bytes, pin_bytes, max_bytes_per_s
         self._listeners = listen_on(bind_host, port)
@@ -306,6 +308,9 @@ class Donor:
             listeners=tuple(listener.fileno() for listener in self._listeners),
             folder=str(self._folder.path) if self._folder else "",
             max_bytes_per_s=self._max_bytes_per_s,
+            certificate=self._identity.certificate if self._identity else "",
+            key=self._identity.key if self._identity else "",
+            authority=self._identity.authority if self._identity else "",
         )
         try:
             self._process = subprocess.Popen(

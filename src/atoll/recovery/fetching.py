@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
+from atoll.network.authority import Identity
+from atoll.network.tls import client_context
 from atoll.recovery.ledger import Ledger
 from atoll.recovery.pace import Pace
 from atoll.recovery.source_link import SourceLink
@@ -36,10 +38,12 @@ class Fetcher:
         session_key: Callable[[], bytes],
         progress_timeout_s: float,
         max_bytes_per_s: float = 0.0,
+        identity: Identity | None = None,
     ) -> None:
         """`session_key` is called on the fetch thread. A source that is silent for `progress_timeout_s` has failed."""
         self.ledger = Ledger()
         self._pace = Pace(lambda: max_bytes_per_s)
+        self._tls = client_context(identity.authority, identity) if identity else None
         self._run, self._session_key, self._silence_s = run, session_key, progress_timeout_s
         self._common = Common(ledger=self.ledger, open_link=self._open_link, lied=self._ban)
         self._tasks: dict[Source, list[asyncio.Task[None]]] = {}  # the loop's own, like the next
@@ -139,4 +143,5 @@ class Fetcher:
             session_key=self._session_key,
             silence_s=self._silence_s,
             pace=self._pace,
+            tls=self._tls,
         )

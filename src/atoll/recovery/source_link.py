@@ -6,6 +6,7 @@ a silence of `silence_s` is a failure.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from typing import Final
 
@@ -13,6 +14,7 @@ import aiohttp
 from yarl import URL
 
 from atoll.membership.link import Resolver
+from atoll.network.authority import peer_name
 from atoll.recovery import proof
 from atoll.recovery.pace import Pace
 from atoll.recovery.targets import Source
@@ -40,9 +42,18 @@ class SourceLink:
     """Keeps one connection open between requests. One request at a time."""
 
     def __init__(
-        self, source: Source, *, run: str, session_key: Callable[[], bytes], silence_s: float, pace: Pace
+        self,
+        source: Source,
+        *,
+        run: str,
+        session_key: Callable[[], bytes],
+        silence_s: float,
+        pace: Pace,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """With `tls` the source has to show a certificate with its peer's name."""
         self._source, self._run, self._session_key, self._pace = source, run, session_key, pace
+        self._tls = tls
         self._nonce = bytes(proof.NONCE_BYTES)  # the first answer tells the right one
         self._count = 0
         self._http = aiohttp.ClientSession(
@@ -91,12 +102,22 @@ class SourceLink:
             count=self._count,
         )
         url = URL.build(
-            scheme="http", host=self._source.host, port=self._source.port, path=asked.target, encoded=True
+            scheme="https" if self._tls else "http",
+            host=self._source.host,
+            port=self._source.port,
+            path=asked.target,
+            encoded=True,
         )
         headers = {"Authorization": asked.credentials(key)}
         if asked.byte_range:
             headers["Range"] = asked.byte_range
-        async with self._http.get(url, headers=headers, allow_redirects=False) as response:
+        async with self._http.get(
+            url,
+            headers=headers,
+            allow_redirects=False,
+            ssl=self._tls or True,
+            server_hostname=peer_name(self._source.peer) if self._tls else None,
+        ) as response:
             if response.status == 401:
                 nonce = proof.parse_challenge(response.headers.get("WWW-Authenticate", ""))
                 if nonce is None:

@@ -94,6 +94,7 @@ def run_peer(
             run=config.run.name,
             peer=local.peer or default_peer_name(),
             token=token,
+            authority=local.authority,
             engine=engine_address(
                 local.coordinator, local.bind, local.port, local.advertise, local.sidecar_port
             ),

@@ -7,7 +7,8 @@ import msgspec
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`listeners` are descriptors of listening sockets that the sidecar inherits. `folder` "": none yet, so there is
-    nothing to give. `max_bytes_per_s` 0: no limit. `repr` shows no key."""
+    nothing to give. `max_bytes_per_s` 0: no limit. With `certificate`, `key` and `authority` (PEM) it speaks TLS, to
+    holders of a certificate of that authority. `repr` shows no key."""
 
     run: str
     peer: str
@@ -16,6 +17,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     listeners: tuple[int, ...]
     folder: str
     max_bytes_per_s: float
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
 
     def __repr__(self) -> str:
         return f"Settings({self.peer} of {self.run}, {self.folder})"

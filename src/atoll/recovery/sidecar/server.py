@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import time
 import weakref
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from aiohttp import web
 
 from atoll import log
 from atoll.membership.gate import Gate, admit_connections
+from atoll.network.authority import Identity
+from atoll.network.tls import server_context
 from atoll.recovery import proof
 from atoll.recovery.folder import YIELD
 from atoll.recovery.held import Held, look_up
@@ -59,6 +62,13 @@ class _Connection:
     idle_since_s: float = 0.0
 
 
+def _tls_of(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.certificate:
+        return None
+    identity = Identity(settings.certificate, settings.key, settings.authority)
+    return server_context(identity, strangers=False)
+
+
 class Server:
     """Serves one staging folder to holders of the session key."""
 
@@ -70,7 +80,7 @@ class Server:
         if settings.folder:
             self._move(Path(settings.folder))
         self._moving_since_s: float | None = None
-        self._gate = Gate()
+        self._gate = Gate(_tls_of(settings))
         self._pace = Pace(self._bytes_per_s)
         self._connections: weakref.WeakKeyDictionary[asyncio.BaseTransport, _Connection] = (
             weakref.WeakKeyDictionary()
