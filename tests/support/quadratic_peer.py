@@ -61,6 +61,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--advertise", default="")
+    parser.add_argument("--authority", default="", help="the run's fingerprint: all is TLS")
+    parser.add_argument("--token-file", type=Path, default=None)
     parser.add_argument("--marker", type=Path, default=None)
     parser.add_argument("--halt-in-round", type=int, default=None)
     parser.add_argument("--hold-in-round", type=int, default=None, help="until the file --until is there")
@@ -204,6 +206,8 @@ def main() -> None:
         optimizer=inner,
         steps=total,
         peer=args.peer,
+        authority=args.authority,
+        token_file=args.token_file,
         advertise=args.advertise,
         out=args.out,
         checkpoints=args.checkpoints,

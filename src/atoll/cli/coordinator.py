@@ -104,7 +104,7 @@ def coordinator(
     flat = flatten(config) if run_toml else None
     console = Console(highlight=False)
     kept_in = _journal(journal, config, folder)
-    if new and isinstance(kept_in, Path) and kept_in.exists():
+    if trusted and trusted.secrets and isinstance(kept_in, Path) and kept_in.exists():
         raise ConfigError(
             f"--new: {kept_in} is the journal of a run that has begun; leave out --new to go on with it"
         )

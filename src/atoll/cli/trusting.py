@@ -60,8 +60,8 @@ class Trusted:
 
 
 def open_trust(config: RunConfig, host: str, file: Path, *, new: bool, join_for_s: float) -> Trusted | None:
-    """The run's authority: made if it is `new`, else read from `file` if that is there. None: the run has none, and
-    where it listens (`host`) that is allowed.
+    """The run's authority: made if it is `new`, else read from `file` if that is there, else made if net.security asks
+    for one. None: the run has none, and where it listens (`host`) that is allowed.
 
     Raises ConfigError if it is not, or if `file` does not fit what was asked for.
     """
@@ -77,8 +77,8 @@ def open_trust(config: RunConfig, host: str, file: Path, *, new: bool, join_for_
         return _made(config, file, join_for_s)
     if file.exists():
         return _read(file)
-    if security == "tls":
-        raise ConfigError(f"net.security = tls, and there is no authority in {file}; make one with --new")
+    if security == "tls":  # a service has one command for its first start and all later ones
+        return _made(config, file, join_for_s)
     _check_open(host, config.net.vpn)
     return None
 
@@ -88,7 +88,8 @@ def _made(config: RunConfig, file: Path, join_for_s: float) -> Trusted:
     admin, admin_text = register.make_token("admin", note="made with the run")
     join, join_text = register.make_token("join", join_for_s, note="made with the run")
     folder = file.parent
-    lasts = f"for {join_for_s / 3600:g} h" if join_for_s else "for ever"
+    days = join_for_s / 86400
+    lasts = "for ever" if not join_for_s else f"for {days:g} days" if days >= 2 else f"for {24 * days:.2g} h"
     return Trusted(
         authority=authority,
         first_tokens=(admin, join),

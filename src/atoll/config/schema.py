@@ -361,7 +361,9 @@ class NetSection(Section):
     ] = ""
     security: Annotated[
         Literal["auto", "tls", "off"],
-        Field(description='"auto": TLS if the run has an authority; "off" only on loopback, or inside a VPN'),
+        Field(
+            description='"auto": TLS if the run has an authority; "tls": always, it is made; "off" in a VPN or on loopback'
+        ),
     ] = "auto"
     vpn: Annotated[
         str, Field(description="with security off: the interface of the VPN that everything goes through")

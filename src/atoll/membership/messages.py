@@ -25,7 +25,7 @@ from atoll.values import (
     TransferStats,
 )
 
-PROTOCOL = 3
+PROTOCOL = 4
 Scalar = str | int | float | bool | None
 
 
