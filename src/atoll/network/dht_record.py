@@ -126,7 +126,11 @@ def is_dialable(address: str) -> bool:
         found = ipaddress.ip_address(bare)
     except ValueError:
         return _NAME.fullmatch(host) is not None
-    return (found.version == 6) == (bare is not host) and not (found.is_unspecified or found.is_multicast)
+    return (
+        (found.version == 6) == (bare is not host)
+        and "%" not in bare
+        and not (found.is_unspecified or found.is_multicast)
+    )
 
 
 def _signed(run: str, addresses: tuple[str, ...], term: int, sequence: int, public_key: bytes) -> bytes:
