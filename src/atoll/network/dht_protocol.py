@@ -96,15 +96,15 @@ class GuardedProtocol(KademliaProtocol):
         if waiting is None:
             self.dropped["no such call"] += 1
             return
-        try:
-            answer = _answer.decode(data[_HEAD:])
-        except (msgspec.MsgspecError, RecursionError):
-            self.dropped["form"] += 1
-            return
         timer.cancel()
         del self._outstanding[data[1:_HEAD]]
+        try:
+            heard = True, _answer.decode(data[_HEAD:])
+        except (msgspec.MsgspecError, RecursionError):
+            self.dropped["form"] += 1
+            heard = False, None
         if not waiting.done():
-            waiting.set_result((True, answer))
+            waiting.set_result(heard)
 
     def _timeout(self, msg_id: bytes) -> None:
         """In place of the library's, which fails and forgets nothing if the caller has given up."""
