@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -120,7 +120,7 @@ class Search:
         raise NotReachedError("; ".join(missed))
 
     @contextlib.asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
+    async def _asking(self) -> AsyncGenerator[None]:
         """Meanwhile, ask where the coordinator is by now."""
         task = asyncio.create_task(self._ask_again_and_again(self._find)) if self._find is not None else None
         try:

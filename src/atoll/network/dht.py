@@ -66,7 +66,7 @@ class Discovery:
         if not authority:
             raise ConfigError(
                 f"nothing found by the DHT about run {run!r} could be believed: give the fingerprint of the run's "
-                "authority, which the join line has (--authority, or dht.authority)"
+                "authority, which the join line has (--authority, or local.authority)"
             )
         self.run, self.authority = run, check_fingerprint(authority)
         self.key = key_of(run, self.authority)
@@ -176,6 +176,12 @@ class Discovery:
                 self._loop.call_soon_threadsafe(self._stop)
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+
+    def __enter__(self) -> Discovery:
+        return self
+
+    def __exit__(self, *caught: object) -> None:
+        self.close()
 
     # ---- on the thread -------------------------------------------------------------------------------------
 
