@@ -1,0 +1,135 @@
+"""`atoll join dht:...`: with nothing but bootstrap peers a newcomer finds the run, and again when that has moved."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("kademlia", reason="the extra [dht] is not installed")
+
+from atoll.events import CoordinatorListening, read_events
+from atoll.network.authority import Authority
+from atoll.network.dht_publishing import Publisher, open_publisher
+from support.swarm import environment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+AUTHORITY = Authority.new("found")
+RUN = """
+[run]
+name = "found"
+steps = 1_000_000
+[model]
+dim = 32
+num_layers = 1
+num_heads = 2
+num_kv_heads = 1
+ffn_dim = 64
+max_seq_len = 32
+[data]
+sources = ["{folder}/text"]
+seq_len = 32
+val_fraction = 0.2
+[inner]
+batch_size = 4
+[outer]
+inner_steps = 10
+[local]
+out = "{folder}"
+threads = 1
+"""
+
+
+def test_a_run_is_found_by_any_bootstrap_peer_and_again_when_it_moved(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for index in range(20):
+        (tmp_path / "text" / f"{index}.txt").write_text(f"document {index} " * 200)
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(RUN.format(folder=tmp_path))
+    events = tmp_path / "found" / "a.jsonl"
+    serves = free_port()
+    own = {
+        "local.authority": AUTHORITY.fingerprint,
+        "local.out": f'"{tmp_path}"',
+        "local.peer": "a",
+        "local.threads": 1,
+        "data.sources": f'["{tmp_path}/text"]',
+        "dht.port": serves,
+    }
+    with ExitStack() as stack:
+        first = start(stack, tmp_path / "c1.log", "coordinator", run_toml, "--bind", "127.0.0.1:0")
+        old = wait_for(tmp_path / "c1.log", r"atoll join (\S+) --run found")
+        publisher = stack.enter_context(closing(open_publisher(AUTHORITY, "found", bind="127.0.0.1")))
+        publish(publisher, old, term=1)
+        settings = [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
+        line = f"dht:127.0.0.1:1,127.0.0.1:{publisher.port}"  # nobody is at the first
+        start(stack, tmp_path / "a.log", "join", line, "--run", "found", *settings)
+        wait_until(lambda: versions(events), "a first commit")
+        assert f"atoll join {line} --run found" in (tmp_path / "a.log").read_text(), "ready to paste"
+
+        first.send_signal(signal.SIGKILL)
+        assert first.wait(10) == -signal.SIGKILL
+        publisher.close()  # it went with its machine
+        start(stack, tmp_path / "c2.log", "coordinator", run_toml, "--bind", "127.0.0.1:0")
+        new = wait_for(tmp_path / "c2.log", r"atoll join (\S+) --run found")
+        assert new != old, "the fault: it is elsewhere"
+        committed = len(versions(events))
+        peer = [f"127.0.0.1:{serves}"]
+        moved = stack.enter_context(
+            closing(open_publisher(AUTHORITY, "found", bind="127.0.0.1", bootstrap=peer))
+        )
+        publish(moved, new, term=2)
+        wait_until(lambda: len(versions(events)) > committed + 2, "a commit under the second coordinator")
+        assert f"the coordinator is said to be at {new} by now" in (tmp_path / "a.log").read_text()
+
+
+def publish(publisher: Publisher, address: str, *, term: int) -> None:
+    publisher(0.0, "coordinator", CoordinatorListening(address, term, restarted=term > 1))
+
+
+def start(stack: ExitStack, log: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "atoll", *map(str, arguments)],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=stack.enter_context(log.open("wb")),
+        stderr=subprocess.STDOUT,
+    )
+    stack.callback(process.wait, 30)
+    stack.callback(process.kill)
+    return process
+
+
+def wait_for(log: Path, pattern: str) -> str:
+    """The first group of the pattern, once the log has it."""
+    wait_until(lambda: re.search(pattern, log.read_text()), f"{pattern} in {log.name}")
+    found = re.search(pattern, log.read_text())
+    assert found is not None
+    return found.group(1)
+
+
+def wait_until(holds: Callable[[], object], what: str, within_s: float = 90.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s, f"{what}: not within {within_s} s"
+        time.sleep(0.05)
+
+
+def versions(events: Path) -> list[int]:
+    lines = [line.event for _, line, _ in read_events(events)] if events.exists() else []
+    return [event["version"] for event in lines if event["type"] == "RoundApplied"]
+
+
+def free_port() -> int:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
