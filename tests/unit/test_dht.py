@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 import sys
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("kademlia", reason="the extra [dht] is not installed")
 
-from atoll.cli.finding import coordinator_of
+import atoll
+from atoll.cli.finding import coordinator_of, publisher_of
 from atoll.config.load import load, load_joined
 from atoll.config.schema import RunConfig
 from atoll.config.shared import flatten, nested
@@ -24,6 +28,7 @@ from atoll.network.dht import Discovery, bootstrap_of
 from atoll.network.dht_publishing import addresses_of, open_publisher
 from atoll.network.dht_record import is_dialable
 from atoll.network.dht_resolving import Resolving
+from support.fake_peer import TOKEN, CoordinatorThread
 
 AUTHORITY = Authority.new("run")
 HERE = "127.0.0.1"
@@ -153,6 +158,25 @@ def test_the_section_is_each_machines_own() -> None:
     assert joined == config
 
 
+def test_a_coordinator_without_an_authority_does_not_publish() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=20)
+    assert publisher_of(load(None, [], {}), None, "", console) is None
+    config = load(None, ["dht.enabled=true"], {})
+    with pytest.raises(ConfigError, match="this run has none; make one with --new, or leave the DHT out"):
+        publisher_of(config, None, "", console)
+    publisher = publisher_of(config, AUTHORITY, "east.example.org, 10.0.0.5", console)
+    assert publisher is not None
+    with closing(publisher):
+        assert f"dht:HOST:{publisher.port} may stand for the address" in out.getvalue()
+        publisher(0.0, "coordinator", CoordinatorListening("0.0.0.0:7070", 1, False))
+        asking = Discovery("run", AUTHORITY.fingerprint, bootstrap=[f"{HERE}:{publisher.port}"])
+        with asking.open():
+            record = asking.find()
+    assert record is not None
+    assert record.addresses == ("east.example.org:7070", "10.0.0.5:7070")
+
+
 def test_a_command_asks_the_dht_only_if_it_is_told_to() -> None:
     config = load(None, ["local.coordinator=10.0.0.5:7070", "dht.enabled=true"], {})
     assert coordinator_of(config) == "10.0.0.5:7070"
@@ -162,3 +186,20 @@ def test_a_command_asks_the_dht_only_if_it_is_told_to() -> None:
     with pytest.raises(Unreachable, match=r"nobody answered, 10 s\); check that one of 127.0.0.1:1 is up"):
         coordinator_of(nowhere)
     assert threads() == []
+
+
+def test_a_program_joins_by_the_dht_and_leaves_it_with_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOLL_TOKEN", TOKEN.decode())
+    with CoordinatorThread(tmp_path / "journal") as coordinator:
+        with closing(open_publisher(AUTHORITY, "run", bind=HERE)) as publisher:
+            publisher(0.0, "coordinator", CoordinatorListening(coordinator.address, 1, False))
+            line = f"dht:{HERE}:{publisher.port}"
+            with atoll.join(line, run="run", authority=AUTHORITY.fingerprint, out=None) as session:
+                assert session.peer
+                assert threads() == ["atoll-dht", "atoll-dht"], "the publisher's and the session's"
+            assert threads() == ["atoll-dht"]
+            with pytest.raises(Unreachable, match="knows no coordinator of run 'walk'"):
+                atoll.join(line, run="walk", authority=AUTHORITY.fingerprint, out=None)
+            assert threads() == ["atoll-dht"], "a join that failed leaves nothing behind"

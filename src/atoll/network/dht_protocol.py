@@ -172,7 +172,10 @@ class GuardedProtocol(KademliaProtocol):
         if not answered:
             self.router.remove_contact(node)
             return None
-        self.router.add_contact(node)
+        if self.router.is_new_node(node):
+            self.check(node)  # it may be known under another id than the one that was told
+        else:
+            self.router.add_contact(node)
         nodes = [
             Node(*each)
             for each in (near if isinstance(near, list) else [])[:NEAREST]
