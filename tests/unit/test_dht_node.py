@@ -228,6 +228,8 @@ def test_a_walk_ends_though_every_answer_names_nodes_that_are_nearer() -> None:
         ("10.0.0.1", "10.0.0.2", True),
         ("10.0.0.1", "127.0.0.1", False),
         ("10.0.0.1", "::1", False),
+        ("10.0.0.1", "::ffff:127.0.0.1", False),
+        ("10.0.0.1", "::ffff:10.0.0.2", True),
         ("127.0.0.1", "127.0.0.1", True),
         ("10.0.0.1", "evil.example.org", False),
         ("10.0.0.1", "255.255.255.255", False),

@@ -255,7 +255,7 @@ class Discovery:
 
     def _silence(self) -> str:
         """What a look-up without a result met."""
-        if wrong := self._node.store.ignored:
+        if wrong := dict(self._node.store.ignored):
             return "what it said was ignored: " + ", ".join(
                 f"{why} {count} x" for why, count in wrong.items()
             )

@@ -210,6 +210,8 @@ def may_tell(teller: str, told: str) -> bool:
         address, by = ipaddress.ip_address(told), ipaddress.ip_address(teller)
     except ValueError:
         return False
+    if address.version == 6 and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
     return not (address.is_multicast or address.is_unspecified or address.is_reserved) and (
         by.is_loopback or not address.is_loopback
     )
