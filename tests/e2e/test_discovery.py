@@ -16,14 +16,11 @@ import pytest
 
 pytest.importorskip("kademlia", reason="the extra [dht] is not installed")
 
-from atoll.events import CoordinatorListening, read_events
-from atoll.network.authority import Authority
-from atoll.network.dht_publishing import Publisher, open_publisher
+from atoll.events import read_events
 from support.swarm import environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-AUTHORITY = Authority.new("found")
 RUN = """
 [run]
 name = "found"
@@ -56,9 +53,9 @@ def test_a_run_is_found_by_any_bootstrap_peer_and_again_when_it_moved(tmp_path: 
     run_toml = tmp_path / "run.toml"
     run_toml.write_text(RUN.format(folder=tmp_path))
     events = tmp_path / "found" / "a.jsonl"
-    serves = free_port()
+    bootstrap, serves = free_port(), free_port()
+    of_coordinator = ["coordinator", run_toml, "--bind", "127.0.0.1:0", "--set", "dht.enabled=true"]
     own = {
-        "local.authority": AUTHORITY.fingerprint,
         "local.out": f'"{tmp_path}"',
         "local.peer": "a",
         "local.threads": 1,
@@ -66,34 +63,33 @@ def test_a_run_is_found_by_any_bootstrap_peer_and_again_when_it_moved(tmp_path: 
         "dht.port": serves,
     }
     with ExitStack() as stack:
-        first = start(stack, tmp_path / "c1.log", "coordinator", run_toml, "--bind", "127.0.0.1:0")
-        old = wait_for(tmp_path / "c1.log", r"atoll join (\S+) --run found")
-        publisher = stack.enter_context(closing(open_publisher(AUTHORITY, "found", bind="127.0.0.1")))
-        publish(publisher, old, term=1)
+        first = start(stack, tmp_path / "c1.log", *of_coordinator, "--new", "--set", f"dht.port={bootstrap}")
+        old, run, authority = join_line_of(tmp_path / "c1.log")
+        line = f"dht:127.0.0.1:1,127.0.0.1:{bootstrap}"  # nobody is at the first
+        join = ["join", line, "--run", run, "--authority", authority]
         settings = [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
-        line = f"dht:127.0.0.1:1,127.0.0.1:{publisher.port}"  # nobody is at the first
-        start(stack, tmp_path / "a.log", "join", line, "--run", "found", *settings)
+        token = ["--token-file", tmp_path / "found" / "join.token"]
+        start(stack, tmp_path / "a.log", *join, *settings, *token)
         wait_until(lambda: versions(events), "a first commit")
-        assert f"atoll join {line} --run found" in (tmp_path / "a.log").read_text(), "ready to paste"
+        assert f"atoll {' '.join(join)}" in (tmp_path / "a.log").read_text(), "ready to paste"
 
         first.send_signal(signal.SIGKILL)
-        assert first.wait(10) == -signal.SIGKILL
-        publisher.close()  # it went with its machine
-        start(stack, tmp_path / "c2.log", "coordinator", run_toml, "--bind", "127.0.0.1:0")
-        new = wait_for(tmp_path / "c2.log", r"atoll join (\S+) --run found")
-        assert new != old, "the fault: it is elsewhere"
+        assert first.wait(10) == -signal.SIGKILL, "the only bootstrap peer that was there is gone, too"
         committed = len(versions(events))
-        peer = [f"127.0.0.1:{serves}"]
-        moved = stack.enter_context(
-            closing(open_publisher(AUTHORITY, "found", bind="127.0.0.1", bootstrap=peer))
-        )
-        publish(moved, new, term=2)
+        start(stack, tmp_path / "c2.log", *of_coordinator, "--set", f"dht.bootstrap=127.0.0.1:{serves}")
+        new, *_ = join_line_of(tmp_path / "c2.log")
+        assert new != old, "the fault: it is elsewhere"
         wait_until(lambda: len(versions(events)) > committed + 2, "a commit under the second coordinator")
         assert f"the coordinator is said to be at {new} by now" in (tmp_path / "a.log").read_text()
 
 
-def publish(publisher: Publisher, address: str, *, term: int) -> None:
-    publisher(0.0, "coordinator", CoordinatorListening(address, term, restarted=term > 1))
+def join_line_of(log: Path) -> tuple[str, str, str]:
+    """Address, run and authority."""
+    pattern = r"join: atoll join (\S+) --run (\S+) --authority (\S+)"
+    wait_until(lambda: re.search(pattern, log.read_text()), f"the join line in {log.name}")
+    found = re.search(pattern, log.read_text())
+    assert found is not None
+    return found[1], found[2], found[3]
 
 
 def start(stack: ExitStack, log: Path, *arguments: object) -> subprocess.Popen[bytes]:
@@ -107,14 +103,6 @@ def start(stack: ExitStack, log: Path, *arguments: object) -> subprocess.Popen[b
     stack.callback(process.wait, 30)
     stack.callback(process.kill)
     return process
-
-
-def wait_for(log: Path, pattern: str) -> str:
-    """The first group of the pattern, once the log has it."""
-    wait_until(lambda: re.search(pattern, log.read_text()), f"{pattern} in {log.name}")
-    found = re.search(pattern, log.read_text())
-    assert found is not None
-    return found.group(1)
 
 
 def wait_until(holds: Callable[[], object], what: str, within_s: float = 90.0) -> None:

@@ -23,12 +23,15 @@ from atoll.config.schema import RunConfig
 from atoll.config.shared import flatten, nested
 from atoll.errors import ConfigError, LocalError, Unreachable
 from atoll.events import CoordinatorListening
+from atoll.membership.register import Register
+from atoll.membership.registrar import Trust
 from atoll.network.authority import Authority
 from atoll.network.dht import Discovery, bootstrap_of
 from atoll.network.dht_publishing import addresses_of, open_publisher
 from atoll.network.dht_record import is_dialable
 from atoll.network.dht_resolving import Resolving
-from support.fake_peer import TOKEN, CoordinatorThread
+from atoll.network.tls import server_context
+from support.fake_peer import CoordinatorThread
 
 AUTHORITY = Authority.new("run")
 HERE = "127.0.0.1"
@@ -191,8 +194,11 @@ def test_a_command_asks_the_dht_only_if_it_is_told_to() -> None:
 def test_a_program_joins_by_the_dht_and_leaves_it_with_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ATOLL_TOKEN", TOKEN.decode())
-    with CoordinatorThread(tmp_path / "journal") as coordinator:
+    made, token = Register().make_token("join")
+    monkeypatch.setenv("ATOLL_TOKEN", token)
+    context = server_context(AUTHORITY.coordinator_identity(), strangers=True)
+    trust = Trust(context=context, authority=AUTHORITY.certificate, certify=AUTHORITY.certify_peer)
+    with CoordinatorThread(tmp_path / "journal", trust=trust, first_tokens=[made]) as coordinator:
         with closing(open_publisher(AUTHORITY, "run", bind=HERE)) as publisher:
             publisher(0.0, "coordinator", CoordinatorListening(coordinator.address, 1, False))
             line = f"dht:{HERE}:{publisher.port}"

@@ -54,6 +54,7 @@ def join(
         ATOLL_TOKEN=... atoll join 10.0.0.5:7070 --run my-run
         torchrun --nproc_per_node=8 -m -- atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda
         atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda --set local.peer=bern
+        atoll join dht:east:7071,bern:7071 --run my-run --authority sha256:...
 
     Exit codes: as `atoll train`.
     """
