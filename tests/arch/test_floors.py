@@ -51,6 +51,8 @@ THREAD_OWNERS = {
     "membership/etcd_client.py",
     "membership/link.py",
     "mesh/watch.py",
+    "network/dht.py",
+    "network/dht_resolving.py",
     "recovery/fetching.py",
     "signals.py",
     "state/snapshot.py",

@@ -16,7 +16,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,10 @@ from atoll.membership.messages import (
     View,
     Vote,
 )
+from atoll.membership.registrar import Trust
 from atoll.membership.server import serve
 from atoll.membership.settings import CoordinatorSettings, Timeouts
+from atoll.membership.steps import TokenMade
 from atoll.values import (
     Lane,
     OpId,
@@ -178,6 +180,8 @@ class CoordinatorThread:
         port: int = 0,
         token: bytes = TOKEN,
         run_settings: dict[str, Scalar] | None = SETTINGS,
+        trust: Trust | None = None,
+        first_tokens: Sequence[TokenMade] = (),
         **changes: Any,
     ) -> None:
         self.events: list[Event] = []
@@ -186,6 +190,7 @@ class CoordinatorThread:
         self.port = port
         self._settings = CoordinatorSettings(**({"run": "run", "timeouts": QUICK} | changes))
         self._journal, self._token, self._run_settings = journal, token, run_settings
+        self._trust, self._first_tokens = trust, first_tokens
         self._listening = threading.Event()
         self._thread = threading.Thread(target=self._main, daemon=True)
 
@@ -257,6 +262,8 @@ class CoordinatorThread:
             host="127.0.0.1",
             port=self.port,
             token=self._token,
+            trust=self._trust,
+            first_tokens=self._first_tokens,
             journal_path=self._journal,
             run_settings=self._run_settings,
             nested_settings={"outer": {"lr": 0.7}},

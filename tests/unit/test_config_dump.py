@@ -97,9 +97,9 @@ def test_the_digest_ignores_order() -> None:
     assert settings_digest(dict(reversed(flat.items()))) == settings_digest(flat)
 
 
-def test_newcomers_receive_everything_but_local() -> None:
+def test_newcomers_receive_everything_but_what_is_each_machines_own() -> None:
     sent = nested(load(None, [STAGES], {}))
-    assert set(sent) == set(RunConfig.model_fields) - {"local"}
+    assert set(sent) == set(RunConfig.model_fields) - {"local", "dht"}
     assert json.loads(json.dumps(sent)) == sent
 
 

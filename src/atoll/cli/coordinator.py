@@ -15,6 +15,7 @@ from rich.console import Console
 
 from atoll import log
 from atoll.cli.evict import parse_duration
+from atoll.cli.finding import publisher_of
 from atoll.cli.join_line import TOKEN_LINE, join_line, print_lines
 from atoll.cli.options import Assignments, TokenFile
 from atoll.cli.signals import Stopped
@@ -108,10 +109,11 @@ def coordinator(
         raise ConfigError(
             f"--new: {kept_in} is the journal of a run that has begun; leave out --new to go on with it"
         )
+    publisher = publisher_of(config, trusted.authority if trusted else None, advertise, console)
     if trusted is not None:
         trusted.keep()
     sink = JsonLinesSink(folder / "coordinator.jsonl")
-    events = EventLog("coordinator", sink, EventPrinter(console))
+    events = EventLog("coordinator", sink, EventPrinter(console), *([publisher] if publisher else []))
     log.to_stderr("WARNING")
     from atoll.membership.server import serve  # the web server is slow to import; no other command needs it
 
@@ -160,6 +162,8 @@ def coordinator(
             events.emit(RunEnded(reason=reason, exit_code=code))
         finally:
             sink.close()
+            if publisher is not None:
+                publisher.close()
 
 
 def parse_address(text: str) -> tuple[str, int]:

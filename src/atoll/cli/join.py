@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from atoll import log
+from atoll.cli.finding import coordinator_of
 from atoll.cli.join_line import JoinLinePrinter
 from atoll.cli.options import Assignments, Authority, TokenFile
 from atoll.config.dump import write_resolved
@@ -22,7 +23,13 @@ from atoll.signals import ended_in_time
 
 
 def join(
-    address: Annotated[str, Parameter(help="The coordinator, as the join line gives it: host:port.")],
+    address: Annotated[
+        str,
+        Parameter(
+            help="The coordinator, as the join line gives it: host:port; or dht:HOST:PORT,HOST:PORT, to ask these "
+            "bootstrap peers of the DHT where it is (extra [dht])."
+        ),
+    ],
     /,
     *,
     run: Annotated[str, Parameter(help="The run's name, as the join line gives it.")],
@@ -39,11 +46,15 @@ def join(
     A newcomer of several ranks is started by torchrun; how many the others have does not matter. The two dashes keep
     torchrun from taking --run for an option of its own.
 
+    Of bootstrap peers any one that is alive is enough, and if the coordinator moves, it is found again. Only what the
+    run's authority signed is believed: docs/discovery.md.
+
     Try:
 
         ATOLL_TOKEN=... atoll join 10.0.0.5:7070 --run my-run
         torchrun --nproc_per_node=8 -m -- atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda
         atoll join 10.0.0.5:7070 --run my-run --set local.device=cuda --set local.peer=bern
+        atoll join dht:east:7071,bern:7071 --run my-run --authority sha256:...
 
     Exit codes: as `atoll train`.
     """
@@ -51,7 +62,8 @@ def join(
     token = run_token(token_file, needed=not fingerprint)
     with ended_in_time():
         own = [f"local.coordinator={address}", f"local.authority={fingerprint}", *(set_ or [])]
-        settings = _settings_of_run(address, run, token, wait, load(None, [f"run.name={run}", *own]))
+        mine = load(None, [f"run.name={run}", *own])
+        settings = _settings_of_run(coordinator_of(mine, wait), run, token, wait, mine)
         from atoll.mesh.ranks import ranks_of_this_peer
         from atoll.train.build import default_peer_name, run_folder, run_peer
 

@@ -18,7 +18,7 @@ from atoll.errors import ConfigError
 
 def load_joined(settings: Mapping[str, Any], assignments: Iterable[str] = ()) -> RunConfig:
     """The config of a peer that joins a run by its line: the run's settings, as the coordinator gave them, and this
-    machine's own: ATOLL_LOCAL_ variables, and `assignments` to keys that are each peer's own.
+    machine's own: ATOLL_LOCAL_ and ATOLL_DHT_ variables, and `assignments` to keys that are each peer's own.
 
     Raises ConfigError for other assignments: they are the run's.
     """
@@ -27,13 +27,13 @@ def load_joined(settings: Mapping[str, Any], assignments: Iterable[str] = ()) ->
     if foreign:
         raise ConfigError(
             f"--set {foreign[0]}: this belongs to the run, which has settled it; a peer that joins may set "
-            f"{', '.join(sorted(OWN_KEYS))} and local.*"
+            f"{', '.join(sorted(OWN_KEYS))}, local.* and dht.*"
         )
     layers = Layers()
     flat = any("." in key for key in settings)
     layers.add_settings(from_flat(settings) if flat else settings, "the run")
     layers.add_variables(
-        {name: value for name, value in settings_variables(None).items() if value[0][0] == "local"}
+        {name: value for name, value in settings_variables(None).items() if value[0][0] in ("local", "dht")}
     )
     layers.add_assignments(assignments)
     return _validated(layers)

@@ -1,7 +1,7 @@
 """The settings of a run as pydantic models: what RUN.toml may say, with defaults, bounds and a sentence each.
 
-Everything but `[local]` belongs to the *run*: the coordinator holds it, newcomers receive it, and peers that
-differ are refused. `[local]` is each peer's own. Only `cli` and `train/build.py` read these objects.
+Everything but `[local]` and `[dht]` belongs to the *run*: the coordinator holds it, newcomers receive it, and peers
+that differ are refused. These two are each machine's own. Only `cli` and `train/build.py` read these objects.
 """
 
 from __future__ import annotations
@@ -362,7 +362,7 @@ class NetSection(Section):
     security: Annotated[
         Literal["auto", "tls", "off"],
         Field(
-            description='"auto": TLS if the run has an authority; "tls": always, it is made; "off" in a VPN or on loopback'
+            description='"auto": TLS if the run has an authority; "tls": it is made; "off": loopback, or a VPN'
         ),
     ] = "auto"
     vpn: Annotated[
@@ -412,7 +412,11 @@ class LocalSection(Section):
     """This peer's own: not compared with others."""
 
     coordinator: Annotated[
-        str, Field(description="host:port; where several may lead, all of them, separated by commas")
+        str,
+        Field(
+            description="host:port; where several may lead, all of them, separated by commas; or dht:HOST:PORT,... to "
+            "ask bootstrap peers of the DHT"
+        ),
     ] = "127.0.0.1:7070"
     authority: Annotated[
         str,
@@ -491,6 +495,20 @@ class LocalSection(Section):
         return self
 
 
+class DhtSection(Section):
+    """Finding the coordinator by a DHT of the peers (extra [dht]). Each machine's own: not compared with others."""
+
+    enabled: Annotated[
+        bool, Field(description="take part, also where the coordinator is not given as dht:...")
+    ] = False
+    port: Annotated[
+        int, Field(ge=0, le=65535, description="UDP port; 0: any free one, which no join line can name")
+    ] = 0
+    bootstrap: Annotated[
+        str, Field(description="HOST:PORT,HOST:PORT of others in the DHT; any one that is alive is enough")
+    ] = ""
+
+
 class RunConfig(Section):
     """A whole RUN.toml."""
 
@@ -504,6 +522,7 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     eval: EvalSection = EvalSection()
     local: LocalSection = LocalSection()
+    dht: DhtSection = DhtSection()
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:

@@ -44,6 +44,7 @@ def nested(config: RunConfig) -> dict[str, Any]:
         mode="json",
         exclude={
             "local": True,
+            "dht": True,
             "net": {"max_up", "max_down", "congestion", "security", "vpn"},
             "checkpoint": {"path", "staging"},
         },
@@ -52,7 +53,7 @@ def nested(config: RunConfig) -> dict[str, Any]:
 
 def is_own(key: str) -> bool:
     """Whether `section.key` is each peer's own, not the run's."""
-    return key.startswith("local.") or key in OWN_KEYS
+    return key.startswith(("local.", "dht.")) or key in OWN_KEYS
 
 
 def from_flat(flat: Mapping[str, Scalar]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ from atoll.mesh.crew import Crew
 from atoll.mesh.elastic import ElasticDeviceMesh
 from atoll.mesh.ranks import open_ranks
 from atoll.network.addresses import EngineAddress, engine_address
+from atoll.network.dht import FIND_S, Discovery
 from atoll.network.line import Line
 from atoll.signals import leave_politely
 from atoll.state.tensors import ModelTensors
@@ -55,7 +57,9 @@ def join(
 ) -> Session:
     """Take a seat in a run: connect to the coordinator at `address` ("host:port") and prove the run's token.
 
-    Where several coordinators may lead, `address` names them all, separated by commas: "east:7070,west:7070".
+    Where several coordinators may lead, `address` names them all, separated by commas: "east:7070,west:7070". Or it is
+    "dht:east:7071,west:7071": then these bootstrap peers of the DHT are asked (extra [dht]; any one alive is enough),
+    and asked again if the coordinator moves; only what the run's `authority` (its fingerprint) signed is believed.
     The token comes from `token_file` or the environment (ATOLL_TOKEN, ATOLL_TOKEN_FILE), never from an argument.
     `authority` is the fingerprint in the run's join line: everything is TLS then, and this peer's key and certificate
     are kept in `out/<run>/identity`, so that it needs no token when it starts again.
@@ -78,12 +82,15 @@ def join(
     Blocks until connected. Raises Refused, Unreachable (within about 15 s, or `wait_s`), or ConfigError.
     """
     token = run_token(token_file, needed=not authority)
-    engine = engine_address(address, bind, port, advertise, sidecar_port)
+    discovery = Discovery.wanted(address, run, authority)
     line = Line(_rate("max_up", max_up), _rate("max_down", max_down))
     crew, own_mesh = open_ranks(mesh.device_type if mesh is not None else _device_type(model))
     mesh = mesh or own_mesh
     try:
         named = model.named_parameters(remove_duplicate=False) if model is not None else None
+        if discovery is not None:
+            address = agreed_address(discovery, address, crew, wait_s)
+        engine = engine_address(address, bind, port, advertise, sidecar_port)
         return open_session(
             address,
             run=run,
@@ -102,12 +109,22 @@ def join(
             model=model,
             crew=crew,
             mesh=mesh,
+            discovery=discovery,
         )
     except BaseException as error:
+        if discovery is not None:
+            discovery.close()
         crew.close(error)
         # Or the next try would take its process group for the program's own.
         own_mesh.close(lost=isinstance(error, SiblingLost))
         raise
+
+
+def agreed_address(discovery: Discovery, address: str, crew: Crew, wait_s: float) -> str:
+    """The coordinator's address for all ranks of a peer: rank 0 opens `discovery`, and asks the DHT if `address` is
+    `dht:...`. Blocks. Raises as `Discovery.coordinator`."""
+    within_s = max(FIND_S, wait_s) + FIND_S
+    return crew.decide(str, lambda: discovery.coordinator(address, wait_s), within_s=within_s)
 
 
 def tensors_of(
@@ -146,9 +163,11 @@ def open_session(
     model: torch.nn.Module | None = None,
     crew: Crew | None = None,
     mesh: ElasticDeviceMesh | None = None,
+    discovery: Discovery | None = None,
 ) -> Session:
     """`join` with everything spelled out: connects, and opens the event file `out/<peer>.jsonl`. With several ranks
-    (`crew`) all of them call it: rank 0 connects and tells events, the others hear of what it hears."""
+    (`crew`) all of them call it: rank 0 connects and tells events, the others hear of what it hears. `discovery`, open
+    on rank 0, finds a coordinator that has moved; it is closed with the session."""
     crew = crew or Crew.alone()
     slot = EngineSlot()
     wished = peer
@@ -168,22 +187,27 @@ def open_session(
             wait_s=wait_s,
             secure=badge.secure if badge else None,
             renew=badge.renew if badge else None,
+            find=discovery.look_up if discovery is not None else None,
         )
     member: AnyMember = lead if lead and crew.num_ranks == 1 else RankedMember(crew, lead, slot.renew_key)
     manners = leave_politely(lead.leave_for if lead is not None else (lambda reason: None))
     crew.listen(on_abort=slot.abort, goodbye=_goodbye_of(lead))
     file: JsonLinesSink | None = None
+    closing = contextlib.ExitStack()
+    if discovery is not None:
+        closing.callback(discovery.close)
     try:
         admission = member.connect()
         crew.set_timeout(admission.timeouts.dead_s, admission.timeouts.stall_s)
         file = JsonLinesSink(out / f"{peer}.jsonl") if out is not None and crew.is_lead else None
+        if file is not None:
+            closing.callback(file.close)
         events = EventLog(peer, *([file] if file else []), *(sinks if crew.is_lead else ()))
         events.emit(RunStarted(role="peer", run=run, settings_digest=settings_digest, pid=os.getpid()))
     except BaseException as error:
         crew.close(error)
         member.close()
-        if file is not None:
-            file.close()
+        closing.close()
         manners.close()
         raise
     return Session(
@@ -202,7 +226,7 @@ def open_session(
         safekeeping=Safekeeping(keeping, run=run, peer=peer, emit=events.emit, fresh=fresh, crew=crew),
         model=model,
         manners=manners,
-        close_sinks=file.close if file else (lambda: None),
+        close_sinks=closing.close,
         crew=crew,
         mesh=mesh,
         badge=badge,

@@ -39,7 +39,7 @@ from atoll.membership.messages import (
     Verdict,
     View,
 )
-from atoll.membership.search import Search
+from atoll.membership.search import Find, Search
 from atoll.membership.steps import Connected, CoordinatorSaid, Disconnected, MemberEvent, Tick, TrainerSaid
 from atoll.values import OpId, Plan
 
@@ -79,10 +79,11 @@ class Attendant:
         connect_s: float,
         reach_s: float,
         renew: Renew | None = None,
+        find: Find | None = None,
     ) -> None:
         self.progress = (0, "connecting", 0, 0)
         self._peer = who.peer
-        self._search = Search(who, connect_s=connect_s, reach_s=reach_s)
+        self._search = Search(who, connect_s=connect_s, reach_s=reach_s, find=find)
         self._desk = desk
         self._on_abort = on_abort
         self._on_session_key = on_session_key

@@ -37,6 +37,7 @@ from atoll.membership.messages import (
     View,
     Vote,
 )
+from atoll.membership.search import Find
 from atoll.values import OpId, Plan
 
 __all__ = ["Admission", "Member"]
@@ -55,8 +56,8 @@ class Member:
     catches up and this peer's sidecar is to run, `on_probe(order)` when links are to be measured; all on the membership
     thread. `wait_s` above `connect_s` allows to
     start before the coordinator is up. With `secure` the connection is TLS, and its certificate takes the token's
-    place; `renew` gets another one in time, on the membership thread. Raises ConfigError for an address or token that
-    cannot be right.
+    place; `renew` gets another one in time, on the membership thread. `find` tells there where the coordinator is by
+    now, once it is not reached for a few seconds. Raises ConfigError for an address or token that cannot be right.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Member:
         connect_s: float = 10.0,
         secure: Secure | None = None,
         renew: Renew | None = None,
+        find: Find | None = None,
     ) -> None:
         if secure is None:
             auth.check_token(token)
@@ -98,6 +100,7 @@ class Member:
             connect_s=connect_s,
             reach_s=max(connect_s, wait_s),
             renew=renew,
+            find=find,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

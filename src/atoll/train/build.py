@@ -23,7 +23,7 @@ from atoll.data.reader import held_out_sequences
 from atoll.data.slots import Slots
 from atoll.data.tokenizer import load_tokenizer
 from atoll.diloco.exchange import Shelf
-from atoll.diloco.joining import default_peer_name, open_session, tensors_of
+from atoll.diloco.joining import agreed_address, default_peer_name, open_session, tensors_of
 from atoll.diloco.schedule import OuterSchedule
 from atoll.diloco.session import Session
 from atoll.errors import ConfigError
@@ -31,6 +31,7 @@ from atoll.events import Event, RowsSkipped, Sink, StartWeightsMissed
 from atoll.mesh.crew import Crew
 from atoll.mesh.elastic import ElasticDeviceMesh
 from atoll.network.addresses import engine_address
+from atoll.network.dht import Discovery
 from atoll.network.line import Line
 from atoll.train.batches import Batches, Leaser
 from atoll.train.causal import config_digest, read_hub_config, vocab_size
@@ -70,6 +71,7 @@ def run_peer(
     Blocks. Raises AtollError for everything that ends it early; what was committed by then stays committed.
     """
     crew, mesh = crew or Crew.alone(), mesh or ElasticDeviceMesh()
+    discovery = _discovery(config)
     if crew.is_lead and not config.model.hf:  # whose sizes are not known before
         _check_room(config, crew.num_ranks)
     skipped: list[RowsSkipped] = []
@@ -87,17 +89,19 @@ def run_peer(
     if config.data.scope == "shared":
         settings["data.digest"] = corpus.digest()
     local = config.local
+    address = local.coordinator
+    if discovery is not None:
+        address = agreed_address(discovery, address, crew, wait_s)
     with (
         contextlib.ExitStack() as closing,  # after the goodbye: a fetch that is under way may hold it up
+        discovery or contextlib.nullcontext(),
         open_session(
-            local.coordinator,
+            address,
             run=config.run.name,
             peer=local.peer or default_peer_name(),
             token=token,
             authority=local.authority,
-            engine=engine_address(
-                local.coordinator, local.bind, local.port, local.advertise, local.sidecar_port
-            ),
+            engine=engine_address(address, local.bind, local.port, local.advertise, local.sidecar_port),
             line=Line(parse_rate(config.net.max_up), parse_rate(config.net.max_down), config.net.congestion),
             out=run_folder(config),
             total_steps=config.run.steps,
@@ -109,6 +113,7 @@ def run_peer(
             fresh=fresh,
             crew=crew,
             mesh=mesh,
+            discovery=discovery,
         ) as session,
         crew.explaining(),
     ):
@@ -154,6 +159,19 @@ def run_peer(
         path = run_folder(config) / "model.safetensors" if local.save_model else None
         observer.finished(weights_of(model, inner), path)
         return outer.ended or f"all {config.run.steps} steps are committed"
+
+
+def _discovery(config: RunConfig) -> Discovery | None:
+    """This machine's part in the DHT, to be opened; None if it is to take none."""
+    local, dht = config.local, config.dht
+    return Discovery.wanted(
+        local.coordinator,
+        config.run.name,
+        local.authority,
+        enabled=dht.enabled,
+        port=dht.port,
+        bootstrap=dht.bootstrap,
+    )
 
 
 def _check_room(config: RunConfig, num_ranks: int) -> None:

@@ -1,0 +1,52 @@
+"""The DHT on the command line: `dht:HOST:PORT,...` in place of the coordinator's address, and who publishes that."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from atoll.cli.join_line import print_lines
+from atoll.config.schema import RunConfig
+from atoll.errors import ConfigError
+from atoll.network.authority import Authority
+from atoll.network.dht import SCHEME, Discovery, bootstrap_of
+from atoll.network.dht_publishing import Publisher, open_publisher
+
+
+def coordinator_of(config: RunConfig, wait_s: float = 0.0) -> str:
+    """The coordinator's addresses, separated by commas: those of `local.coordinator`, or what the DHT says, which is
+    asked once. Blocks for that, at most 10 s or `wait_s`. Raises Unreachable, ConfigError, or LocalError."""
+    address = config.local.coordinator
+    if not address.startswith(SCHEME):
+        return address
+    asking = Discovery.wanted(
+        address, config.run.name, config.local.authority, bootstrap=config.dht.bootstrap
+    )
+    assert asking is not None
+    with asking:
+        return asking.coordinator(address, wait_s)
+
+
+def publisher_of(
+    config: RunConfig, authority: Authority | None, advertise: str, console: Console
+) -> Publisher | None:
+    """A coordinator's part in the DHT, open, as a sink of its events; None unless `dht.enabled`. `advertise` as
+    `atoll coordinator` takes it, several separated by commas. Raises ConfigError for a run without an authority."""
+    if not config.dht.enabled:
+        return None
+    if authority is None:
+        raise ConfigError(
+            "dht.enabled = true: peers believe only what the run's authority signed, and this run has none; make one "
+            "with --new, or leave the DHT out"
+        )
+    publisher = open_publisher(
+        authority,
+        config.run.name,
+        port=config.dht.port,
+        bootstrap=bootstrap_of(config.dht.bootstrap),
+        advertise=[each.strip() for each in advertise.split(",") if each.strip()],
+    )
+    port = publisher.port
+    print_lines(
+        console, [f"dht: UDP port {port}; in join lines {SCHEME}HOST:{port} may stand for the address"]
+    )
+    return publisher
