@@ -84,13 +84,19 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _WebSocket(aiohttp.ClientWebSocketResponse):
-    """Gives its connection back however it ends; aiohttp's own keeps it once the other side was cut off."""
+    """Gives its connection back however it ends; aiohttp's own keeps it once the other side was cut off. All is said by
+    then: TLS need not wait for the other end's goodbye, for which the event loop may not live long enough."""
 
     async def close(self, *, code: int = aiohttp.WSCloseCode.OK, message: bytes = b"") -> bool:
+        connection = self._response.connection
+        transport = connection.transport if connection is not None else None
         try:
             return await super().close(code=code, message=message)
         finally:
             self._response.close()
+            if transport is not None and transport.get_extra_info("ssl_object") is not None:
+                transport.abort()
+                await asyncio.sleep(0)
 
 
 class Link:
