@@ -113,6 +113,17 @@ def test_a_run_inside_tls_has_the_golden_values_also_for_who_comes_late(tmp_path
     swarm.assert_one_history()
 
 
+def test_each_rank_of_a_peer_has_a_certificate(tmp_path: Path) -> None:
+    with TrustedSwarm(tmp_path, start_peers=2) as swarm:
+        a = swarm.trusted("a", 1, "--numel", 1000, ranks=2)
+        b = swarm.trusted("b", 3, "--numel", 1000)
+        swarm.finish_well("a", "b")
+        assert a.thetas() == b.thetas()
+        kept = {path.name for path in (tmp_path / swarm.run / FOLDER).iterdir()}
+        assert kept == {"a.0.pem", "a.1.pem", "b.0.pem"}
+    assert len({event["serial"] for event in swarm.events("PeerCertified")}) == 3
+
+
 def test_no_stranger_gets_a_byte(tmp_path: Path) -> None:
     """At the engine and at the sidecar of a member. A certificate of the run alone is not enough either: the key of
     those who take part is."""

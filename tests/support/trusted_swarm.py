@@ -32,10 +32,12 @@ class TrustedSwarm(Swarm):
     def placed(self, command: list[str]) -> list[str]:
         return command if (self.own / "authority.pem").exists() else [*command, "--new"]
 
-    def trusted(self, name: str, center: float, *arguments: object, token_file: Path | None = None) -> Peer:
+    def trusted(
+        self, name: str, center: float, *arguments: object, token_file: Path | None = None, ranks: int = 1
+    ) -> Peer:
         """A peer of the quadratic that has the join line."""
         trust = ["--authority", self.authority.fingerprint, "--token-file", token_file or self.token_file]
-        return self.quadratic(name, center, *trust, *arguments)
+        return self.quadratic(name, center, *trust, *arguments, ranks=ranks)
 
     def ordered(
         self, *arguments: str, token_file: Path | None = None, within_s: float = 60

@@ -94,9 +94,16 @@ class _WebSocket(aiohttp.ClientWebSocketResponse):
             return await super().close(code=code, message=message)
         finally:
             self._response.close()
-            if transport is not None and transport.get_extra_info("ssl_object") is not None:
+            if transport is not None and _is_tls(transport):
                 transport.abort()
                 await asyncio.sleep(0)
+
+
+def _is_tls(transport: asyncio.Transport) -> bool:
+    try:
+        return transport.get_extra_info("ssl_object") is not None
+    except AttributeError:  # asyncio's own, of a TLS connection that is over already
+        return False
 
 
 class Link:
