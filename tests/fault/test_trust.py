@@ -271,6 +271,13 @@ def test_a_peer_starts_again_without_a_token_and_a_stolen_name_does_not(tmp_path
         swarm.trusted("b", 3, *FOREVER, token_file=empty)
         swarm.wait(lambda: len(joins(swarm, "b")) == 2, within_s=60, what="b again, by its certificate")
         assert swarm.events("PeerCertified")[-1]["renewed"]
+        other = tmp_path / "other"
+        other.write_text(swarm.ordered("token", "create", "@").stdout)
+        usurper = swarm.quadratic(
+            "a2", 9, "--authority", swarm.authority.fingerprint, "--token-file", other, "--peer", "a",
+            "--out", tmp_path / "elsewhere",
+        )  # fmt: skip
+        refused(swarm, usurper, "the name 'a' is that of a peer that came by another token")
         mine = tmp_path / swarm.run / FOLDER / "a.0.pem"
         (mine.parent / "thief.0.pem").write_bytes(mine.read_bytes())
         thief = swarm.trusted("thief", 9, token_file=empty)

@@ -114,6 +114,20 @@ def test_the_older_certificate_counts_until_the_newer_one_was_seen() -> None:
     register.certificate("2")
 
 
+def test_a_name_belongs_to_whoever_came_by_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    register, made, _ = register_with(clock)
+    other, _ = register.make_token("join")
+    register.learn(other, register.certified(1, "bern", made.id))
+    assert register.refusal_to_certify("bern", made.id) == ""
+    assert register.refusal_to_certify("oslo", other.id) == ""
+    assert "came by another token" in register.refusal_to_certify("bern", other.id)
+    clock.now_s += CERTIFICATE_S + 1
+    assert register.refusal_to_certify("bern", other.id) == "", "nobody has renewed it"
+    monkeypatch.setattr("atoll.membership.register.MOST_CERTIFICATES", 1)
+    assert "gives no more" in register.refusal_to_certify("oslo", other.id)
+
+
 def test_a_certificate_that_nobody_renews_is_over() -> None:
     clock = Clock()
     register, made, _ = register_with(clock)

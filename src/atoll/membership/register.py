@@ -30,6 +30,7 @@ from atoll.membership.steps import (
 Scope = Literal["watch", "join", "admin"]
 _RANK: Final[dict[str, int]] = {"watch": 0, "join": 1, "admin": 2}
 MOST_TOKENS: Final = 1000
+MOST_CERTIFICATES: Final = 20_000
 MAX_NOTE_CHARS: Final = 120
 CERTIFICATE_S: Final = 30 * 86400.0
 """A certificate that was not renewed for so long counts no more. Members renew theirs after a third of it."""
@@ -172,6 +173,21 @@ class Register:
         if age_s > self._certificate_s:
             raise Unknown(f"its certificate was not renewed for {_span(age_s)}; join with a token")
         return known
+
+    def refusal_to_certify(self, peer: str, token_id: str) -> str:
+        """Why the holder of this token cannot have a certificate for this peer; "" if it can. A name belongs to whoever
+        came by it first: others would take the peer's place in the run."""
+        now_s = self._wall_time_s()
+        for each in self._certificates.values():
+            counts = now_s - each.made_unix_s <= self._certificate_s
+            if each.peer == peer and counts and each.token != token_id:
+                return (
+                    f"the name {peer!r} is that of a peer that came by another token; choose another one "
+                    "(local.peer), or evict that peer"
+                )
+        if len(self._certificates) >= MOST_CERTIFICATES:
+            return f"this run has {MOST_CERTIFICATES} certificates that count, and gives no more"
+        return ""
 
     def seen(self, serial: str) -> None:
         """Somebody came with this certificate: older ones of the same peer are over. Not sooner: the answer to a

@@ -114,6 +114,8 @@ class Registrar:
             return Done(False, f"a peer's name has 1 to {MAX_NAME_CHARS} printable characters")
         if who.peer and peer != who.peer:
             return Done(False, f"this is the certificate of {who.peer!r}, which cannot become {peer!r}")
+        if refusal := self._register.refusal_to_certify(peer, who.token):
+            return Done(False, refusal)
         try:
             certificate, serial = trust.certify(peer, request.public_key)
         except ValueError as error:
