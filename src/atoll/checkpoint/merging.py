@@ -29,7 +29,7 @@ def merged(
     for layer, said in adapters.layers.items():
         name = _name_in(tensors, f"{layer}.weight", base)
         weight = tensors[name].to(torch.float32)
-        if hashlib.sha256(weight.contiguous().numpy().tobytes()).hexdigest() != said.digest:
+        if weight_digest(weight) != said.digest:
             raise ConfigError(
                 f"{base}: {name} is not what the adapters were trained over; give --base with the folder that "
                 "model.init_from or model.hf named"
@@ -37,6 +37,12 @@ def merged(
         change = adapters.scale * (trained[f"{layer}.lora_b"] @ trained[f"{layer}.lora_a"])
         tensors[name] = weight + (change.T if said.transposed else change)
     return {n: (t.to(dtype) if t.is_floating_point() else t).contiguous() for n, t in tensors.items()}
+
+
+def weight_digest(weight: Tensor) -> str:
+    """SHA-256 of a weight's values in fp32, wherever it lies. Blocks."""
+    values = weight.detach().to("cpu", torch.float32).contiguous().numpy()
+    return hashlib.sha256(values.tobytes()).hexdigest()
 
 
 def _read(base: Path) -> dict[str, Tensor]:

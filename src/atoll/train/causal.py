@@ -23,10 +23,11 @@ from typing import Any, Protocol, cast
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atoll.checkpoint.merging import weight_digest
 from atoll.errors import ConfigError
+from atoll.train.cross_entropy import token_loss
 from atoll.train.init import STD, start_values
 
 RESIDUAL_WRITERS = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "dense_4h_to_h.weight")
@@ -62,11 +63,8 @@ class CausalLM(nn.Module):
 
         Plus `z_loss` times the mean squared logarithm of the softmax's sum.
         """
-        logits = self(input_ids=input_ids, use_cache=False).logits.flatten(0, 1)
-        if logits.dtype in (torch.bfloat16, torch.float16):
-            logits = logits.float()
-        loss = F.cross_entropy(logits, targets.flatten())
-        return loss + z_loss * logits.logsumexp(-1).square().mean() if z_loss else loss
+        logits = self(input_ids=input_ids, use_cache=False).logits
+        return token_loss(lambda made: made, logits, targets, z_loss=z_loss)
 
 
 @cache
@@ -232,10 +230,7 @@ def _made(config: HubConfig, torch_seed: int) -> nn.Module:
 
 
 def _constants(model: nn.Module) -> dict[str, str]:
-    return {
-        name: hashlib.sha256(parameter.detach().contiguous().numpy().tobytes()).hexdigest()
-        for name, parameter in model.named_parameters()
-    }
+    return {name: weight_digest(parameter) for name, parameter in model.named_parameters()}
 
 
 def _opened(model: nn.Module) -> CausalLM:

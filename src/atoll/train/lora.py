@@ -6,7 +6,6 @@ A linear layer with weight W [out, in] computes W x + (alpha / rank) B A x, wher
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.checkpoint.description import Adapted, Adapters
+from atoll.checkpoint.merging import weight_digest
 from atoll.errors import ConfigError
 from atoll.train.init import start_values
 
@@ -88,7 +88,7 @@ def _adapt(name: str, module: nn.Module, rank: int, scale: float, seed: int) -> 
     module.__class__ = _adapted_class(type(module))
     assert isinstance(module, _Adapter)
     module.lora_scale = scale
-    module.lora_base = _digest(weight)
+    module.lora_base = weight_digest(weight)
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -97,8 +97,3 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _is_transposed(module: nn.Module) -> bool:
     return any(kind.__name__ == _CONV1D for kind in type(module).__mro__)
-
-
-def _digest(weight: Tensor) -> str:
-    values = weight.detach().to("cpu", torch.float32).contiguous().numpy()
-    return hashlib.sha256(values.tobytes()).hexdigest()

@@ -41,6 +41,7 @@ from atoll.state.ownership import sharded_ranges
 from atoll.train.evaluate import EVAL_MICRO_BATCH
 from atoll.train.llama import LlamaConfig
 from atoll.train.llama_layout import EMBEDDING, Weights, hidden_matrices, llama_weights
+from atoll.train.models import llama_config
 from atoll.values import LinkRate, PlanChoice, PlanRequest, RankInfo
 
 
@@ -97,7 +98,7 @@ def peer_sizes(
             "the built-in model"
         )
     section = config.model
-    llama = LlamaConfig(**section.model_dump(include=set(LlamaConfig.__slots__)))
+    llama = llama_config(section)
     weights = llama_weights(llama, lora_rank=section.lora_rank, lora_targets=section.lora_targets)
     layout, codec = weights.trained, config.outer.codec
     grids = [rank_grid(layout, rank, num_ranks) for rank in range(num_ranks)]
