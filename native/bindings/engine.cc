@@ -123,7 +123,7 @@ class PyEngine {
            double connect_timeout_s, unsigned num_workers, double progress_timeout_s,
            const std::string& congestion, int buffer_bytes, double max_up_bytes_per_s,
            double max_down_bytes_per_s, const std::string& tls_certificates,
-           const std::string& tls_key, const std::string& tls_authorities) {
+           const std::string& tls_key, const std::string& tls_authorities, bool tls_named) {
     engine::Options options;
     options.run = run;
     options.self = {peer, rank};
@@ -137,7 +137,10 @@ class PyEngine {
     options.buffer_bytes = buffer_bytes;
     options.max_up = max_up_bytes_per_s;
     options.max_down = max_down_bytes_per_s;
-    options.tls = {tls_certificates, tls_key, tls_authorities};
+    options.tls = {.certificates = tls_certificates,
+                   .key = tls_key,
+                   .authorities = tls_authorities,
+                   .named = tls_named};
     raise_if_failed(without_gil([&] { return Engine::create(std::move(options), &engine_); }));
   }
   // Joins the threads before the arrays are let go.
@@ -239,12 +242,12 @@ void bind_engine(nb::module_& m) {
       .def(nb::init<const std::string&, const std::string&, std::uint32_t, const nb::bytes&,
                     const std::string&, std::uint16_t, double, unsigned, double, const std::string&,
                     int, double, double, const std::string&, const std::string&,
-                    const std::string&>(),
+                    const std::string&, bool>(),
            nb::kw_only(), "run"_a, "peer"_a, "rank"_a, "session_key"_a, "bind_host"_a, "port"_a,
            "connect_timeout_s"_a, "num_workers"_a, "progress_timeout_s"_a = 5.0,
            "congestion"_a = "", "buffer_bytes"_a = 0, "max_up_bytes_per_s"_a = 0.0,
            "max_down_bytes_per_s"_a = 0.0, "tls_certificates"_a = "", "tls_key"_a = "",
-           "tls_authorities"_a = "")
+           "tls_authorities"_a = "", "tls_named"_a = false)
       .def_prop_ro("port", &PyEngine::port)
       .def("set_session_key", &PyEngine::set_session_key, "session_key"_a)
       .def("start", &PyEngine::start, nb::kw_only(), "op"_a, "nodes"_a, "lanes"_a, "codec"_a,

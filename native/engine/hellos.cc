@@ -95,6 +95,8 @@ Status Connections::hear(Pending& pending) {
     }
     std::vector<std::uint8_t> answer;
     if (Status s = pending.hello->take(pending.heard, &answer); !s.ok()) return s;
+    if (pending.hello->done() && !pending.stream->speaks_for(pending.hello->remote().peer))
+      return {Kind::kRefused, "its certificate is not that of " + pending.hello->remote().peer};
     if (Status s = say(pending, answer); !s.ok()) return s;
     pending.heard.clear();
   }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "engine/socket.h"
@@ -41,6 +42,9 @@ class Stream {
   virtual bool has_unsent() const = 0;
   // Bytes may be had from read() of which epoll will not tell.
   virtual bool has_buffered() const = 0;
+  // Whether the other end may call itself so, once the handshake is done. Without certificates
+  // anybody may: the hello's proof has to do.
+  virtual bool speaks_for(const std::string&) const { return true; }
   // Tells the other end that nothing more comes, if the socket has room.
   virtual void say_goodbye() = 0;
 

@@ -5,10 +5,12 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 
+#include <string_view>
 #include <utility>
 
 #include "engine/owned.h"
 #include "engine/tls_stream.h"
+#include "kernels/sha256.h"
 
 namespace atoll_core::engine {
 namespace {
@@ -27,6 +29,7 @@ class OpenTls final : public Tls {
   Status prepare(const TlsOptions& options) {
     context_.reset(SSL_CTX_new(TLS_method()));
     records_per_key_ = options.records_per_key;
+    named_ = options.named;
     if (!context_ || !handshakes_.prepare(context_.get()))
       return bad_argument("TLS: " + tls_reason());
     SSL_CTX* context = context_.get();
@@ -47,7 +50,7 @@ class OpenTls final : public Tls {
   }
 
   std::unique_ptr<Stream> open(Fd fd, bool dialled) const override {
-    return tls_stream(std::move(fd), handshakes_, dialled, records_per_key_);
+    return tls_stream(std::move(fd), handshakes_, dialled, named_, records_per_key_);
   }
 
  private:
@@ -88,11 +91,25 @@ class OpenTls final : public Tls {
   Context context_;
   TlsHandshakes handshakes_;
   std::uint64_t records_per_key_ = 0;
+  bool named_ = false;
 };
 
 }  // namespace
 
 bool tls_is_built() { return true; }
+
+std::string certificate_name(const std::string& peer) {
+  constexpr std::size_t kDigestBytes = 16;
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(peer.data());
+  const Sha256 digest = sha256({bytes, peer.size()});
+  std::string name;
+  for (std::size_t i = 0; i < kDigestBytes; ++i) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    name += kDigits[digest[i] >> 4];
+    name += kDigits[digest[i] & 15];
+  }
+  return name + ".peer.atoll";
+}
 
 Status Tls::create(const TlsOptions& options, std::unique_ptr<Tls>* out) {
   ERR_clear_error();

@@ -1,5 +1,5 @@
 // TLS 1.3 over TCP, mutual: both ends show a certificate of the same authorities. Who is who is
-// settled by the hello, which runs inside.
+// settled by the hello, which runs inside; with `named` the certificate has to bear that peer's name.
 //
 // Owner: Connections. Threads: the loop's, except create(). Failure: create() says in one line what
 // is wrong with the certificates, or that this build has no TLS (no_tls.cc).
@@ -21,6 +21,8 @@ struct TlsOptions {
   std::string authorities;   // whose certificates are accepted
   // AES-GCM's margin lasts for 2^24.5 full records under one key (RFC 8446, 5.5).
   std::uint64_t records_per_key = 1u << 23;
+  // Certificates hold the DNS name `certificate_name(peer)`, and nobody is taken for another peer.
+  bool named = false;
 
   bool wanted() const { return !(certificates.empty() && key.empty() && authorities.empty()); }
 };
@@ -34,5 +36,8 @@ class Tls {
 };
 
 bool tls_is_built();
+
+// 32 hexadecimal digits of the SHA-256 of the peer's id, and ".peer.atoll".
+std::string certificate_name(const std::string& peer);
 
 }  // namespace atoll_core::engine

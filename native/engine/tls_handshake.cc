@@ -101,6 +101,10 @@ Status TlsHandshake::take_keys(std::unique_ptr<TlsRecords>* sealing,
   return {Kind::kRefused, "TLS: no keys came of the handshake: " + tls_reason()};
 }
 
+Owned<X509, X509_free> TlsHandshake::shown() const {
+  return Owned<X509, X509_free>(SSL_get1_peer_certificate(session_.get()));
+}
+
 int TlsHandshake::give(char* to, int bytes) {
   const auto held = in_.held();
   const std::size_t count = std::min(held.size(), static_cast<std::size_t>(bytes));

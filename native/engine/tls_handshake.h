@@ -48,6 +48,9 @@ class TlsHandshake {
   // Once it is done: the first record of either direction comes next.
   Status take_keys(std::unique_ptr<TlsRecords>* sealing, std::unique_ptr<TlsRecords>* opening);
 
+  // Once it is done: the certificate that the other end has shown.
+  Owned<X509, X509_free> shown() const;
+
   // For OpenSSL.
   int give(char* to, int bytes);
   void keep(const char* from, int bytes);

@@ -1,11 +1,15 @@
 #include "engine/tls_stream.h"
 
+#include <openssl/x509v3.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
+
+#include "engine/tls.h"
 
 namespace atoll_core::engine {
 namespace {
@@ -26,8 +30,10 @@ Status refused(std::string text) { return {Kind::kRefused, "TLS: " + std::move(t
 
 class TlsStream final : public Stream {
  public:
-  TlsStream(Fd fd, const TlsHandshakes& shared, bool dialled, std::uint64_t records_per_key)
+  TlsStream(Fd fd, const TlsHandshakes& shared, bool dialled, bool named,
+            std::uint64_t records_per_key)
       : Stream(std::move(fd)),
+        named_(named),
         records_per_key_(records_per_key),
         handshake_(std::make_unique<TlsHandshake>(shared, dialled, in_, out_)) {}
 
@@ -42,6 +48,7 @@ class TlsStream final : public Stream {
       if (Status s = refill(&dry); !s.ok() || dry) return s;
     }
     const Status status = handshake_->take_keys(&sealing_, &opening_);
+    if (named_) shown_ = handshake_->shown();
     handshake_.reset();
     return status;
   }
@@ -91,6 +98,13 @@ class TlsStream final : public Stream {
 
   bool has_unsent() const override { return !out_.empty(); }
   bool has_buffered() const override { return !spare_left_.empty() || !first_record().empty(); }
+
+  bool speaks_for(const std::string& peer) const override {
+    if (!named_) return true;
+    const std::string name = certificate_name(peer);
+    return shown_ && X509_check_host(shown_.get(), name.data(), name.size(),
+                                     X509_CHECK_FLAG_NO_WILDCARDS, nullptr) == 1;
+  }
 
   void say_goodbye() override { alert(kWarning, kCloseNotify); }
 
@@ -224,6 +238,8 @@ class TlsStream final : public Stream {
     if (const Status ignored = flush(); !ignored.ok()) return;  // it is gone: no need to tell
   }
 
+  bool named_;
+  Owned<X509, X509_free> shown_;  // if names matter
   std::uint64_t records_per_key_;
   TlsBuffer in_{kBufferBytes};
   TlsBuffer out_{kBufferBytes};
@@ -240,9 +256,9 @@ class TlsStream final : public Stream {
 
 }  // namespace
 
-std::unique_ptr<Stream> tls_stream(Fd fd, const TlsHandshakes& shared, bool dialled,
+std::unique_ptr<Stream> tls_stream(Fd fd, const TlsHandshakes& shared, bool dialled, bool named,
                                    std::uint64_t records_per_key) {
-  return std::make_unique<TlsStream>(std::move(fd), shared, dialled, records_per_key);
+  return std::make_unique<TlsStream>(std::move(fd), shared, dialled, named, records_per_key);
 }
 
 }  // namespace atoll_core::engine

@@ -12,8 +12,8 @@
 
 namespace atoll_core::engine {
 
-// `shared` outlives it.
-std::unique_ptr<Stream> tls_stream(Fd fd, const TlsHandshakes& shared, bool dialled,
+// `shared` outlives it. `named`: see TlsOptions.
+std::unique_ptr<Stream> tls_stream(Fd fd, const TlsHandshakes& shared, bool dialled, bool named,
                                    std::uint64_t records_per_key);
 
 }  // namespace atoll_core::engine

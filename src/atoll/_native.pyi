@@ -103,6 +103,7 @@ class Engine:
         tls_certificates: str = "",
         tls_key: str = "",
         tls_authorities: str = "",
+        tls_named: bool = False,
     ) -> None:
         """Raises OSError (errno set) if the address cannot be bound, ValueError for options that make no sense.
 

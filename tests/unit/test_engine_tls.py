@@ -10,6 +10,7 @@ import pytest
 
 from atoll import _native
 from atoll.comm.native import Tls
+from atoll.network.authority import Authority, new_key
 from atoll.plan.grid import Grid
 from atoll.values import Edge, OpId
 from support import engines
@@ -99,6 +100,47 @@ def test_certificates_that_are_no_use_are_refused_in_one_line(change: dict[str, 
     with pytest.raises(ValueError, match=why) as refused:
         open_engine("m", tls=dataclasses.replace(certificates("peer"), **change))
     assert "\n" not in str(refused.value)
+
+
+def of_authority(authority: Authority, peer: str) -> Tls:
+    key, public = new_key()
+    certificate, _ = authority.certify_peer(peer, public)
+    return Tls(certificate, key, authority.certificate, named=True)
+
+
+@pytest.mark.parametrize("liar", ["a", "z"], ids=["it dials", "it is dialled"])
+def test_nobody_passes_for_another_peer(liar: str) -> None:
+    """The liar holds the session key, and a certificate of the run: that of another name."""
+    authority, grid = Authority.new("test"), Grid.of([1000])
+    ours = open_engine("m", tls=of_authority(authority, "m"), connect_timeout_s=1.0)
+    other = open_engine(liar, tls=of_authority(authority, "another"), connect_timeout_s=1.0)
+    try:
+        plan = plan_for({"m": ours.port, liar: other.port}, grid.numel, "fp32", OpId(1, 0), deadline_s=10.0)
+        running = [Running(comm, plan, grid, encoded(grid, "fp32", 1.0)) for comm in (ours, other)]
+        report, _ = [one.report() for one in running]
+        assert not report.ok
+        assert set(report.broken) == {Edge("m", liar), Edge(liar, "m")}
+        assert ours.stats()["connections"] == 0
+        if liar == "z":  # who accepts only counts
+            assert "its certificate is not that of z" in report.reason
+        else:
+            assert ours.stats()["refused_hellos"] > 0
+    finally:
+        ours.close()
+        other.close()
+
+
+def test_peers_are_known_by_the_names_in_their_certificates() -> None:
+    authority, names = Authority.new("test"), ("a", "bern 🦊", "x" * 128)
+    comms = {name: open_engine(name, tls=of_authority(authority, name)) for name in names}
+    try:
+        ports = {name: comm.port for name, comm in comms.items()}
+        plan = plan_for(ports, GRID.numel, "int8", OpId(1, 0))
+        running = [Running(comm, plan, GRID, encoded(GRID, "int8", 1.0)) for comm in comms.values()]
+        assert all(one.report().ok for one in running)
+    finally:
+        for comm in comms.values():
+            comm.close()
 
 
 def test_many_members_over_tls() -> None:

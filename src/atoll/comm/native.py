@@ -92,11 +92,13 @@ def tls_is_built() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What a rank shows and whom it believes, in PEM. `certificates`: its own, then those that lead to an authority."""
+    """What a rank shows and whom it believes, in PEM. `certificates`: its own, then those that lead to an authority.
+    `named`: certificates hold their peers' names (`network.authority.peer_name`), and nobody passes for another."""
 
     certificates: str
     key: str
     authorities: str
+    named: bool = False
 
 
 class NativeCommunicator:
@@ -145,6 +147,7 @@ class NativeCommunicator:
                 tls_certificates=tls.certificates if tls else "",
                 tls_key=tls.key if tls else "",
                 tls_authorities=tls.authorities if tls else "",
+                tls_named=tls.named if tls else False,
             )
         except OSError as error:
             raise LocalError(

@@ -67,7 +67,7 @@ class Badge:
     @property
     def tls(self) -> Tls:
         """For the engine."""
-        return Tls(self.identity.certificate, self.identity.key, self.identity.authority)
+        return Tls(self.identity.certificate, self.identity.key, self.identity.authority, named=True)
 
     async def renew(self, address: str, secure: Secure) -> Secure:
         """Another certificate for the same peer. The engine and the sidecar keep the one they have: whom they let in is
