@@ -49,6 +49,9 @@ Status listen_at(const Address& address, Fd* out) {
   Fd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return system_error("opening a socket", errno);
   if (Status s = set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1); !s.ok()) return s;
+  if (address.storage.ss_family == AF_INET6) {  // at "::" for IPv4 too, whatever the system's habit
+    if (Status s = set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0); !s.ok()) return s;
+  }
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0) {
     return system_error("binding the address", errno);
   }

@@ -38,11 +38,12 @@ class Range(msgspec.Struct, frozen=True, order=True, array_like=True):
     stop: int
 
 
-class RankInfo(msgspec.Struct, frozen=True):
+class RankInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a peer announces for one of its ranks: where its engine listens, which elements it owns, what it may carry.
 
     `max_up` and `max_down` are the caps that its engine keeps to, in bytes per second; 0: none. `sidecar_port` is where
-    its snapshots and updates can be fetched, on the same host; 0: nowhere.
+    its snapshots and updates can be fetched, on the same host; 0: nowhere. `more_hosts` are further hosts at which the
+    engine may be found, each with the same port or with one of its own ("192.0.2.1:7001", "[2001:db8::1]:7001").
     """
 
     host: str
@@ -51,6 +52,7 @@ class RankInfo(msgspec.Struct, frozen=True):
     max_up: int = 0
     max_down: int = 0
     sidecar_port: int = 0
+    more_hosts: tuple[str, ...] = ()
 
 
 class Source(msgspec.Struct, frozen=True, order=True, array_like=True):

@@ -1,0 +1,234 @@
+"""Who can dial whom: asked before a round is planned over a pair, told when it changes, and plans go round what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from atoll import events
+from atoll.dashboard.status import render
+from atoll.membership import status
+from atoll.membership.messages import Reach, Reached, Reduce, Vote
+from atoll.membership.reach import AGAIN_S, ANSWER_S, MOST_PEERS, TRIAL_S
+from atoll.membership.steps import PeerArrived, Send, Tick
+from atoll.membership.ways import Way, broken_pairs, one_way, rows, unreached
+from atoll.values import Edge, LinkRate, RankInfo, TransferStats
+from support.desk import Desk, emitted
+
+
+def join(desk: Desk, *peers: str) -> dict[str, set[str]]:
+    return asked(
+        [each for peer in peers for each in desk.join(peer, ranks=(RankInfo(f"host-{peer}", 7, ()),))]
+    )
+
+
+def asked(effects: Any) -> dict[str, set[str]]:
+    """Who was asked to dial whom."""
+    found: dict[str, set[str]] = {}
+    for each in effects:
+        if isinstance(each, Send) and isinstance(each.message, Reach):
+            assert all(rank.host == f"host-{peer}" for peer, rank in each.message.targets.items())
+            found.setdefault(each.peer, set()).update(each.message.targets)
+    return found
+
+
+def answers(desk: Desk, outgoing: str = "", others: str = "abcd") -> list[Any]:
+    """All members answer; nobody reaches those in `outgoing`."""
+    members = [each for each in others if each in desk.state.peers]
+    effects: list[Any] = []
+    for peer in members:
+        to = [each for each in members if each != peer]
+        effects += desk.said(
+            peer,
+            Reached(
+                {each: f"host-{each} port 7" for each in to if each not in outgoing},
+                {each: f"no answer from host-{each} port 7" for each in to if each in outgoing},
+            ),
+        )
+    return effects
+
+
+def plan_of(effects: Any) -> Any:
+    plans = [
+        each.message.plan for each in effects if isinstance(each, Send) and isinstance(each.message, Reduce)
+    ]
+    return plans[0] if plans else None
+
+
+def ready(desk: Desk, *peers: str) -> Any:
+    return desk.ready(*peers, digest="d0")
+
+
+def open_desk(*peers: str) -> Desk:
+    desk = Desk(start_peers=len(peers), min_peers=2)
+    join(desk, *peers)
+    return desk
+
+
+def test_every_pair_dials_both_ways_and_newcomers_only_are_asked_about_again() -> None:
+    desk = Desk(start_peers=2, min_peers=2)
+    assert join(desk, "a") == {}
+    assert join(desk, "b") == {"a": {"b"}, "b": {"a"}}
+    assert join(desk, "c") == {}, "a run under way asks once its newcomer is a member"
+
+
+def test_a_round_waits_for_the_answers_and_no_longer_than_they_may_take() -> None:
+    desk = open_desk("a", "b")
+    assert plan_of(ready(desk, "a", "b")) is None
+    assert "find out whom they can reach" in desk.state.recollection.waiting
+    assert plan_of(desk.said("a", Reached({"b": "host-b port 7"}, {}))) is None, "b has not answered"
+    assert plan_of(desk.said("b", Reached({"a": "host-a port 7"}, {}))) is not None
+
+    desk = open_desk("a", "b")
+    ready(desk, "a", "b")
+    desk.now_s += TRIAL_S + ANSWER_S - 0.1
+    assert plan_of(desk.hear(Tick())) is None
+    desk.now_s += 0.2
+    assert plan_of(desk.hear(Tick())) is not None
+
+
+def test_two_that_do_not_reach_each_other_are_planned_round_and_nobody_goes() -> None:
+    desk = open_desk("a", "b", "c", "d")
+    told = emitted(answers(desk, outgoing="ab"), events.ReachChanged)
+    assert told[-1].none == (Edge("a", "b"),)
+    assert set(told[-1].one_way) == {Edge(out, to) for out in "ab" for to in "cd"}
+    assert told[-1].reasons["a -> b"] == "no answer from host-b port 7"
+    plan = plan_of(ready(desk, "a", "b", "c", "d"))
+    assert plan.members == ("a", "b", "c", "d")
+    assert {lane.root for lane in plan.lanes} <= {"c", "d"}, "a star at a or b would need their edge"
+
+
+def test_one_way_is_enough() -> None:
+    desk = open_desk("a", "b")
+    (told,) = emitted(answers(desk, outgoing="a"), events.ReachChanged)
+    assert (told.none, told.one_way) == ((), (Edge("a", "b"),))
+    assert {lane.root for lane in plan_of(ready(desk, "a", "b")).lanes} == {"a", "b"}
+
+
+def test_no_way_round_is_tried_once_all_the_same_and_what_carried_a_round_exists() -> None:
+    """A trial may have been too slow: before anybody is sent away the pair is tried by a round."""
+    desk = open_desk("a", "b")
+    answers(desk, outgoing="ab")
+    plan = plan_of(ready(desk, "a", "b"))
+    assert plan is not None
+    stats = TransferStats(links=(LinkRate("a", "b", 1e6),))
+    desk.said("a", Vote(plan.op, True, "r", (), "", stats))
+    effects = desk.said("b", Vote(plan.op, True, "r", (), "", TransferStats()))
+    assert desk.state.version == 1
+    (told,) = emitted(effects, events.ReachChanged)
+    assert told.none == ()
+    assert broken_pairs(desk.state.ways, "ab") == frozenset()
+
+
+def test_a_broken_edge_has_both_ends_dial_again() -> None:
+    desk = open_desk("a", "b", "c")
+    answers(desk)
+    plan = plan_of(ready(desk, "a", "b", "c"))
+    effects = []
+    for peer in "abc":
+        broken = (Edge("a", "b"),) if peer == "a" else ()
+        effects += desk.said(peer, Vote(plan.op, peer != "a", "r", broken, "no link", TransferStats()))
+    assert asked(effects) == {"a": {"b"}, "b": {"a"}}
+    again = plan_of(effects)
+    assert again.members == ("a", "b", "c"), "the next attempt goes round it and waits for nothing"
+
+
+def test_pairs_without_an_edge_are_asked_about_again_after_a_while() -> None:
+    desk = open_desk("a", "b", "c")
+    answers(desk, outgoing="ab")
+    ready(desk, "a")
+    for _ in range(int(AGAIN_S) - 1):  # members are heard all the while
+        desk.now_s += 1
+        for peer in "abc":
+            desk.beat(peer)
+        assert asked(desk.hear(Tick())) == {}
+    desk.now_s += 2
+    assert asked(desk.hear(Tick())) == {"a": {"b"}, "b": {"a"}}
+    desk.said("a", Reached({"b": "host-b port 7"}, {}))
+    assert broken_pairs(desk.state.ways, "abc") == frozenset()
+
+
+def test_a_process_that_took_a_peers_place_is_asked_anew() -> None:
+    desk = open_desk("a", "b")
+    answers(desk, outgoing="a")
+    assert one_way(desk.state.ways, "ab")
+    desk.hear(PeerArrived("b", "2", "b.net"))
+    effects = desk.declare("b", incarnation="2", ranks=(RankInfo("host-b", 8, ()),))
+    assert asked(effects) == {"a": {"b"}, "b": {"a"}}
+    assert desk.state.ways == {}
+
+
+@pytest.mark.parametrize("count", [MOST_PEERS, MOST_PEERS + 1])
+def test_a_crowd_is_not_asked(count: int) -> None:
+    desk = Desk(start_peers=count, min_peers=2)
+    told = join(desk, *(f"p{number:03}" for number in range(count)))
+    assert bool(told.get("p064")) is False
+    assert "p000" in told, "below the crowd's size pairs are asked about as they come"
+
+
+def test_who_tells_no_port_is_dialled_by_nobody() -> None:
+    desk = Desk(start_peers=2, min_peers=2)
+    assert asked(desk.join("a", "b", ranks=(RankInfo("host-a", 0, ()),))) == {}
+    assert plan_of(ready(desk, "a", "b")) is not None
+
+
+def test_reports_of_strangers_pairs_are_not_taken() -> None:
+    desk = open_desk("a", "b")
+    desk.said("a", Reached({"a": "x", "z": "y", "b": "host-b port 7"}, {"z": "no", "b": "no"}))
+    assert desk.state.ways == {("a", "b"): Way(ok=True, says="host-b port 7")}
+
+
+WAYS = {
+    ("a", "b"): Way(ok=False, says="no answer from host-b port 7"),
+    ("b", "a"): Way(ok=False, says="no answer from host-a port 7"),
+    ("a", "c"): Way(ok=True, says="host-c port 7"),
+    ("c", "a"): Way(ok=False, says="no answer from host-a port 7"),
+    ("b", "c"): Way(ok=True, says="host-c port 7"),
+}
+
+
+def test_the_matrix_as_a_value() -> None:
+    assert rows(WAYS, ("a", "b", "c")) == (".-+", "-.+", "-?.")
+    assert broken_pairs(WAYS, "abc") == {Edge("a", "b"), Edge("b", "a")}
+    assert broken_pairs(WAYS, "ac") == frozenset()
+    assert one_way(WAYS, "abc") == {Edge("a", "c")}, "whether c reaches b is not known"
+    assert set(unreached(WAYS, "abc")) == {"a", "b"}
+
+
+def shown(desk: Desk) -> str:
+    console = Console(width=250, no_color=True)
+    with console.capture() as captured:
+        console.print(render(status.report(desk.state, desk.now_s)))
+    return captured.get()
+
+
+def test_the_status_shows_the_matrix_and_says_what_is_missing() -> None:
+    desk = open_desk("a", "b", "c")
+    answers(desk)
+    told = status.report(desk.state, desk.now_s)
+    assert told.reach is not None
+    assert told.reach.rows == (".++", "+.+", "++.")
+    assert "dials" not in shown(desk), "all is well: nothing to read"
+    desk.state = msgspec.structs.replace(desk.state, ways=WAYS)
+    text = shown(desk)
+    assert "a and b do not reach each other, so rounds go round them" in text
+    assert "nobody reaches a at host-a:7 (no answer from host-a port 7)" in text
+    table = {
+        line.split()[0]: line.split()[1:] for line in text.splitlines() if line[:2] in ("a ", "b ", "c ")
+    }
+    assert [text.count(word) for word in ("called",)] == [1]
+    assert table
+
+
+def test_above_sixteen_peers_only_sentences_are_shown() -> None:
+    names = [f"p{number:02}" for number in range(17)]
+    desk = Desk(start_peers=17, min_peers=2)
+    join(desk, *names)
+    way = Way(ok=False, says="no answer from host-x port 7")
+    desk.state = msgspec.structs.replace(desk.state, ways={("p00", "p01"): way, ("p01", "p00"): way})
+    text = shown(desk)
+    assert "dials" not in text
+    assert "p00 and p01 do not reach each other" in text
