@@ -108,6 +108,11 @@ Address remote_address(int fd) {
 }
 
 Status listen_on(const std::string& host, std::uint16_t port, Fd* out, std::uint16_t* bound_port) {
+  // Everywhere: one socket takes both families, where there are both.
+  if (host.empty()) {
+    const Status both = listen_on("::", port, out, bound_port);
+    if (both.error_number != EAFNOSUPPORT && both.error_number != EADDRNOTAVAIL) return both;
+  }
   std::vector<Address> addresses;
   if (Status s = resolve(host, port, false, &addresses); !s.ok()) return s;
   Status last = broken("no address");

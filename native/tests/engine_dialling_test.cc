@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/candidates.h"
@@ -54,10 +55,22 @@ std::uint16_t closed_port() { return Silent().port; }
 
 std::string at(std::uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
 
+using Nodes = std::vector<Node>;
+
+void add(Nodes& nodes, const std::string& peer, const std::string& hosts, std::uint16_t port) {
+  Node node;
+  node.name.peer = peer;
+  node.host = hosts;
+  node.port = port;
+  nodes.push_back(std::move(node));
+}
+
 ReachResult reach(Engine& from, const std::string& peer, const std::string& hosts,
                   std::uint16_t port, double deadline_s = 10) {
   std::vector<ReachResult> results;
-  CHECK(from.reach({{{peer, 0}, hosts, port, 0}}, Seconds(deadline_s), &results).ok());
+  Nodes nodes;
+  add(nodes, peer, hosts, port);
+  CHECK(from.reach(nodes, Seconds(deadline_s), &results).ok());
   CHECK(results.size() == 1);
   return results.front();
 }
@@ -128,15 +141,16 @@ void trials_run_beside_each_other_and_beside_links() {
   CHECK(reach(*b, "a", "127.0.0.1", a->port()).failure.empty());  // whoever's turn it is
   std::vector<ReachResult> results;
   const Silent silent;
-  CHECK(a->reach({{{"b", 0}, "127.0.0.1", b->port(), 0},
-                  {{"c", 0}, "127.0.0.1", c->port(), 0},
-                  {{"d", 0}, "127.0.0.1", silent.port, 0}},
-                 Seconds(1.0), &results)
-            .ok());
+  Nodes nodes;
+  add(nodes, "b", "127.0.0.1", b->port());
+  add(nodes, "c", "127.0.0.1", c->port());
+  add(nodes, "d", "127.0.0.1", silent.port);
+  CHECK(a->reach(nodes, Seconds(1.0), &results).ok());
   CHECK(results[0].failure.empty() && results[1].failure.empty());
   CHECK(!results[2].failure.empty());
   CHECK(a->stats().accepted_links == 1 && a->stats().dialled_links == 2);
-  CHECK(!a->reach({{{"a", 0}, "127.0.0.1", a->port(), 0}}, Seconds(1), &results).ok());
+  add(nodes, "a", "127.0.0.1", a->port());  // itself
+  CHECK(!a->reach(nodes, Seconds(1), &results).ok());
 }
 
 // Its loop and its waiting caller end while a trial is under way.

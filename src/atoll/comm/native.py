@@ -124,7 +124,8 @@ class NativeCommunicator:
         max_down_bytes_per_s: float = 0.0,
         tls: Tls | None = None,
     ) -> None:
-        """`port` 0 lets the system choose. Raises LocalError if the address cannot be had.
+        """`port` 0 lets the system choose; `bind_host` "" is every address, IPv4 and IPv6. Raises LocalError if the
+        address cannot be had.
 
         `connect_timeout_s` bounds a connection and its hello. A node from which nothing came for `progress_timeout_s`,
         not even an answer, is lost to the op. `congestion` names the sockets' congestion control, "" is the system's;
@@ -153,8 +154,8 @@ class NativeCommunicator:
             )
         except OSError as error:
             raise LocalError(
-                f"the engine cannot listen on {bind_host} port {port}: {error.strerror}; choose a free port "
-                "(0: any) and an address of this machine"
+                f"the engine cannot listen on {bind_host or 'any address'} port {port}: {error.strerror}; choose a "
+                "free port (0: any) and an address of this machine"
             ) from error
 
     @property

@@ -124,7 +124,7 @@ class Service:
         tasks += [asyncio.create_task(each) for each in admitting]
         host, port = listeners[0].getsockname()[:2]
         restarted = bool(self._journal.records)
-        self._events.emit(CoordinatorListening(f"{host}:{port}", self._state.term, restarted))
+        self._events.emit(CoordinatorListening(join_address(host, port), self._state.term, restarted))
         ready(host, port)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
