@@ -96,7 +96,7 @@ void Connections::dial(Neighbour& neighbour) {
   dialling.next_try = Time::max();
   if (!client_->needs(neighbour.name)) return;
   if (neighbour.links.empty()) {
-    if (dialling.under_way == 0) race(neighbour);
+    race(neighbour);
     return;
   }
   const unsigned most = our_turn(neighbour) ? kDialsAtOnce : 1;
