@@ -35,7 +35,8 @@ class WanSwarm(Swarm):
         return f"{self.lab.addr(HUB)}:{PORT}"
 
     def placed(self, command: list[str]) -> list[str]:
-        return self.lab.command(HUB, command)
+        """Nothing is encrypted, so the interface is named on which that is accepted."""
+        return self.lab.command(HUB, [*command, "--set", 'net.vpn="wan0"'])
 
     def quadratic(self, name: str, center: float, *arguments: object) -> Peer:
         results, marker = self.folder / f"{name}.results", self.folder / f"{name}.marker"

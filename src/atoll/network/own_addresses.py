@@ -78,7 +78,9 @@ def look_up(host: str, port: int = 0) -> list[tuple[int, Any]]:
     try:
         found = answer.get(timeout=LOOK_UP_S)
     except queue.Empty:
-        raise OSError(f"no name server has answered within {LOOK_UP_S:g} s") from None
+        raise OSError(
+            f"no name server has answered within {LOOK_UP_S:g} s (an IP address needs none)"
+        ) from None
     if isinstance(found, OSError):
         raise found
     return found
