@@ -54,6 +54,18 @@ class RankInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     sidecar_port: int = 0
     more_hosts: tuple[str, ...] = ()
 
+    def bare_hosts(self) -> tuple[str, ...]:
+        """All hosts, without ports of their own."""
+        return tuple(dict.fromkeys((self.host, *map(host_of, self.more_hosts))))
+
+
+def host_of(text: str) -> str:
+    """A host as people write it, less a port of its own: of "host:7001", "2001:db8::1", "[2001:db8::1]:7001"."""
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    host, colon, port = text.rpartition(":")
+    return host if colon and ":" not in host and port.isdecimal() else text
+
 
 class Source(msgspec.Struct, frozen=True, order=True, array_like=True):
     """A donor's sidecar: where one peer's snapshots and updates are fetched."""

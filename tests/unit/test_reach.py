@@ -11,7 +11,7 @@ from rich.console import Console
 from atoll import events
 from atoll.dashboard.status import render
 from atoll.membership import status
-from atoll.membership.messages import Reach, Reached, Reduce, Vote
+from atoll.membership.messages import CatchUp, Reach, Reached, Reduce, Vote
 from atoll.membership.reach import AGAIN_S, ANSWER_S, MOST_PEERS, TRIAL_S
 from atoll.membership.steps import Send
 from atoll.membership.ways import Way, broken_pairs, one_way, rows, unreached
@@ -230,3 +230,25 @@ def test_above_sixteen_peers_only_sentences_are_shown() -> None:
     text = shown(desk)
     assert not any(line.startswith("dials") for line in text.splitlines())
     assert "p00 and p01 do not reach each other" in text
+
+
+def test_a_newcomer_is_told_all_hosts_of_a_donor_and_those_that_nobody_reaches_last() -> None:
+    desk = silent_desk(3)
+    for peer in "abc":
+        more = ("203.0.113.5", "[2001:db8::1]:7001") if peer == "b" else ()
+        desk.join(peer, ranks=(RankInfo(f"host-{peer}", 7, (), sidecar_port=9, more_hosts=more),))
+    answers(desk, outgoing="a")
+    commit = ready(desk, "a", "b", "c")
+    for peer in plan_of(commit).members:
+        desk.vote(peer, "r")
+    effects = desk.join("d", ranks=(RankInfo("host-d", 7, (), sidecar_port=9),))
+    (order,) = [
+        each.message for each in effects if isinstance(each, Send) and isinstance(each.message, CatchUp)
+    ]
+    assert [(each.peer, each.host, each.port) for each in order.sources] == [
+        ("b", "host-b", 9),
+        ("b", "203.0.113.5", 9),
+        ("b", "2001:db8::1", 9),
+        ("c", "host-c", 9),
+        ("a", "host-a", 9),
+    ]

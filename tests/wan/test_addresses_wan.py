@@ -134,3 +134,19 @@ def test_a_forwarded_port_is_reached_at_what_the_coordinator_sees(network: Any, 
         told = swarm.events("ReachChanged")[-1]
         assert told["none"] == []
         assert told["one_way"] == [["p3", "p2"]], told
+
+
+def test_state_is_fetched_at_the_address_that_answers(network: Any, tmp_path: Path) -> None:
+    """The donor's first address is a private one; the newcomer finds its sidecar at the other."""
+    with WanSwarm(network, tmp_path, start_peers=1, **WAITS) as swarm:
+        long = ("--rounds", 10_000, "--round-s", 0.5, "--numel", 100_000)
+        swarm.quadratic("p2", 1.0, *long, "--port", PORT)
+        swarm.wait(lambda: len(swarm.events("RoundCommitted")) >= 2, within_s=90, what="two rounds")
+        swarm.quadratic("p3", 5.0, *long)
+
+        def both() -> int:
+            return sum(set(event["members"]) == {"p2", "p3"} for event in swarm.events("RoundCommitted"))
+
+        swarm.wait(lambda: both() >= 2, within_s=90, what="two rounds of both")
+        assert swarm.events("CaughtUp", "p3"), "it has fetched the state"
+        swarm.assert_one_history()

@@ -17,6 +17,7 @@ from atoll.network.own_addresses import (
     plain,
     way_out,
 )
+from atoll.values import host_of
 
 EVERYWHERE = ("0.0.0.0", "::")
 AUTO = "auto"
@@ -89,7 +90,7 @@ def seen_from_outside(engine: EngineAddress, seen_as: str) -> EngineAddress:
     if not is_number(seen_as) or is_loopback(seen_as) or all_loopback(engine.hosts):
         return engine
     seen = str(plain(seen_as))
-    known = {number for host in engine.hosts for number in _numbers(_host_of(host))}
+    known = {number for host in engine.hosts for number in _numbers(host_of(host))}
     if seen in known:
         return engine
     differs = f"the coordinator sees this peer at {seen}, and it advertises {', '.join(engine.hosts)}"
@@ -164,7 +165,7 @@ def _of_interface(name: str, addresses: Sequence[str], key: str) -> Sequence[str
 
 
 def _checked(text: str) -> str:
-    host = _host_of(text)
+    host = host_of(text)
     if is_number(host):
         if plain(host).is_unspecified:
             raise ConfigError(
@@ -184,16 +185,8 @@ def _checked(text: str) -> str:
     return text
 
 
-def _host_of(text: str) -> str:
-    """Without a port of its own."""
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    host, colon, port = text.rpartition(":")
-    return host if colon and ":" not in host and port.isdecimal() else text
-
-
 def _means_loopback(host: str, coordinator: str, doubts: list[str]) -> bool:
-    name = _host_of(host)
+    name = host_of(host)
     numbers = (name,) if is_number(name) else numbers_of(name)
     if not is_number(name) and not numbers:
         doubts.append(
