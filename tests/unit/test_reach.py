@@ -10,10 +10,12 @@ from rich.console import Console
 
 from atoll import events
 from atoll.dashboard.status import render
-from atoll.membership import status
-from atoll.membership.messages import CatchUp, Reach, Reached, Reduce, Vote
+from atoll.membership import member, status
+from atoll.membership.member_state import Phase
+from atoll.membership.messages import CatchUp, Declare, Reach, Reached, Ready, Reduce, View, Vote
 from atoll.membership.reach import AGAIN_S, ANSWER_S, MOST_PEERS, TRIAL_S
-from atoll.membership.steps import Send
+from atoll.membership.settings import Timeouts
+from atoll.membership.steps import CoordinatorSaid, MeasureLinks, Send, TrainerSaid
 from atoll.membership.ways import Way, broken_pairs, one_way, rows, unreached
 from atoll.values import Edge, LinkRate, RankInfo, TransferStats
 from support.desk import Desk, emitted
@@ -252,3 +254,16 @@ def test_a_newcomer_is_told_all_hosts_of_a_donor_and_those_that_nobody_reaches_l
         ("c", "host-c", 9),
         ("a", "host-a", 9),
     ]
+
+
+def test_a_peer_dials_whatever_it_does_and_says_whom_it_reached() -> None:
+    order = Reach({"b": RankInfo("host", 1, ())}, TRIAL_S)
+    state = member.step(member.start("a", Timeouts(), 0.0).state, member.Connected(1), 0.0).state
+    state = member.step(state, TrainerSaid(Declare((), {}, (), 0, 0, "d0", 0)), 0.0).state
+    view = View(term=1, version=0, round=0, members=("a", "b"), started=True, reason="it starts")
+    state = member.step(state, CoordinatorSaid(view), 0.0).state
+    state = member.step(state, TrainerSaid(Ready(1, 0, "d0", 1, 1, 1.0, True)), 0.0).state
+    assert state.phase is Phase.READY
+    assert member.step(state, CoordinatorSaid(order), 0.0).effects == (MeasureLinks(order),)
+    said = Reached({"b": "host port 1"}, {})
+    assert member.step(state, TrainerSaid(said), 0.0).effects == (Send("", said),)
