@@ -36,6 +36,9 @@ def ask(draft: Draft) -> None:
     new = [each for each in members if _able(each) and state.dialled.get(each.peer) != each.incarnation]
     if new:
         _ask_of_newcomers(draft, members, new)
+    elif state.dials_due_s and all(due_s <= draft.now_s for due_s in state.dials_due_s.values()):
+        draft.set(dials_due_s={})  # who has not answered by now is waited for no longer
+        _tell(draft)
     elif state.ways and draft.now_s >= state.dial_again_s:
         draft.set(dial_again_s=draft.now_s + AGAIN_S)
         doubt(draft, broken_pairs(state.ways, ids(members)))
@@ -110,7 +113,6 @@ def _ask_of_newcomers(draft: Draft, members: tuple[PeerRecord, ...], new: list[P
     ways = {
         pair: way for pair, way in state.ways.items() if names.issuperset(pair) and fresh.isdisjoint(pair)
     }
-    _take(draft, ways)
     able = [each for each in members if _able(each)]
     due_s = {peer: at_s for peer, at_s in state.dials_due_s.items() if peer in names and at_s > draft.now_s}
     for each in able:
@@ -120,26 +122,30 @@ def _ask_of_newcomers(draft: Draft, members: tuple[PeerRecord, ...], new: list[P
             due_s[each.peer] = draft.now_s + TRIAL_S + ANSWER_S
             draft.send(each.peer, Reach(targets, TRIAL_S))
     draft.set(dials_due_s=due_s)
+    _take(draft, ways)
     if due_s:
         draft.because(f"{listed(fresh)} and the others dial each other")
 
 
 def _take(draft: Draft, ways: Ways) -> None:
-    """`ways` is what is known now; told if other pairs than before have no edge, or one that goes one way only."""
-    state = draft.state
-    members = ids(state.members())
-    before = broken_pairs(state.ways, members), one_way(state.ways, members)
+    """`ways` is what is known now."""
     draft.set(ways=ways)
-    now = broken_pairs(ways, members), one_way(ways, members)
-    if now == before:
+    _tell(draft)
+
+
+def _tell(draft: Draft) -> None:
+    """Once all have answered: whether other pairs than before have no edge, or one that goes one way only."""
+    state = draft.state
+    if state.dials_due_s:
         return
-    draft.emit(
-        events.ReachChanged(
-            none=tuple(sorted(edge for edge in now[0] if edge.source < edge.target)),
-            one_way=tuple(sorted(now[1])),
-            reasons={f"{source} -> {target}": way.says for (source, target), way in _reasons(ways)},
-        )
-    )
+    members = ids(state.members())
+    none = tuple(sorted(edge for edge in broken_pairs(state.ways, members) if edge.source < edge.target))
+    halves = tuple(sorted(one_way(state.ways, members)))
+    if (none, halves) == state.told_edges:
+        return
+    draft.set(told_edges=(none, halves))
+    reasons = {f"{source} -> {target}": way.says for (source, target), way in _reasons(state.ways)}
+    draft.emit(events.ReachChanged(none=none, one_way=halves, reasons=reasons))
 
 
 def _reasons(ways: Ways) -> list[tuple[tuple[str, str], Way]]:
