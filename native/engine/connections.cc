@@ -17,10 +17,10 @@ constexpr Clock::duration kPingAfter = std::chrono::milliseconds(250);
 
 }  // namespace
 
-Connections::Connections(Loop& loop, Pool& pool, Counters& counters, Credentials credentials,
+Connections::Connections(Loop& loop, Pool& look_ups, Counters& counters, Credentials credentials,
                          ConnectionsOptions options, std::unique_ptr<Tls> tls)
     : loop_(loop),
-      pool_(pool),
+      look_ups_(look_ups),
       counters_(counters),
       credentials_(std::move(credentials)),
       options_(std::move(options)),

@@ -84,7 +84,7 @@ class Connections {
   static constexpr std::size_t kMaxPendingHellos = 64;
   static constexpr unsigned kMaxConnections = 64;  // with one node
 
-  Connections(Loop& loop, Pool& pool, Counters& counters, Credentials credentials,
+  Connections(Loop& loop, Pool& look_ups, Counters& counters, Credentials credentials,
               ConnectionsOptions options, std::unique_ptr<Tls> tls);
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
@@ -260,7 +260,7 @@ class Connections {
   void count_fds();
 
   Loop& loop_;
-  Pool& pool_;
+  Pool& look_ups_;
   Counters& counters_;
   Credentials credentials_;
   ConnectionsOptions options_;

@@ -114,7 +114,7 @@ bool Connections::has_candidates(Neighbour& neighbour) {
   if (find_candidates(neighbour.host, neighbour.port, true, &dialling.candidates).ok()) return true;
   dialling.candidates.clear();
   dialling.resolving = true;
-  pool_.submit([this, node = neighbour.name, host = neighbour.host, port = neighbour.port] {
+  look_ups_.submit([this, node = neighbour.name, host = neighbour.host, port = neighbour.port] {
     std::vector<Candidate> found;
     Status status = find_candidates(host, port, false, &found);
     loop_.post([this, node, host, port, status, found] { resolved(node, host, port, status, found); });

@@ -72,7 +72,8 @@ class Engine::Inner final : public LoopClient {
  public:
   Inner(const Options& options, Credentials credentials, std::unique_ptr<Tls> tls)
       : pool(options.num_workers),
-        connections(loop, pool, counters, std::move(credentials), connections_options(options),
+        look_ups(1, "atoll-names"),
+        connections(loop, look_ups, counters, std::move(credentials), connections_options(options),
                     std::move(tls)),
         probes(loop, connections),
         reaching(loop, connections),
@@ -103,6 +104,7 @@ class Engine::Inner final : public LoopClient {
       thread_.join();
     }
     pool.close();
+    look_ups.close();
     registry.close(kClosed);
     connections.close();
     loop.close();
@@ -131,6 +133,7 @@ class Engine::Inner final : public LoopClient {
 
   Loop loop;
   Pool pool;
+  Pool look_ups;
   Registry registry;
   Counters counters;
   Connections connections;
