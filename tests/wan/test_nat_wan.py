@@ -16,6 +16,7 @@ import pytest
 
 from atoll.values import OpId, Range, RankInfo
 from support.slack import SLACK_S
+from support.trainer import write_text
 from support.wan_crew import WanCrew, lab
 from support.wan_swarm import HUB, WanSwarm
 
@@ -189,3 +190,46 @@ def test_a_newcomer_that_only_dials_out_costs_the_others_no_attempt(homes: Any, 
         assert swarm.events("AttemptFailed") == []
         assert swarm.events("ReachChanged")[-1]["none"] == [["p0", "p1"]]
         swarm.assert_one_history()
+
+
+RECIPE = """
+[run]
+name = "quadratic"
+steps = 12
+[model]
+dim = 32
+num_layers = 1
+num_heads = 2
+num_kv_heads = 2
+[data]
+sources = ["{text}"]
+seq_len = 32
+slots = 8
+[inner]
+batch_size = 4
+[outer]
+inner_steps = 3
+[eval]
+sequences = 4
+[local]
+out = "{out}"
+threads = 1
+coordinator = "{address}"
+"""
+
+
+def test_the_built_in_trainer_at_home(homes: Any, tmp_path: Path) -> None:
+    """`atoll train`, as people start it: four peers, two of which only dial out, and one history."""
+    with WanSwarm(homes, tmp_path, start_peers=len(RUN), **WAITS) as swarm:
+        recipe = tmp_path / "run.toml"
+        recipe.write_text(
+            RECIPE.format(text=write_text(tmp_path / "text"), out=tmp_path, address=swarm.address)
+        )
+        for name in RUN:
+            swarm.start(name, ["-m", "atoll", "train", str(recipe), "--set", f"local.peer={name}"])
+        swarm.finish_well(within_s=200)
+        assert swarm.events("ReachChanged")[-1]["none"] == [["p0", "p1"]]
+        assert swarm.events("AttemptFailed") == []
+        digests = {name: [event["digest"] for event in swarm.events("RoundApplied", name)] for name in RUN}
+        assert len(digests["p0"]) == 4, digests
+        assert len(set(map(tuple, digests.values()))) == 1, digests
