@@ -22,7 +22,7 @@ ANSWER_S = 1.5
 """So much later, at most, a peer has told what came of its trials; no round waits for it any longer."""
 MOST_PEERS = 64
 """Above so many members pairs are not asked about: a round that finds one impossible goes round it."""
-AGAIN_S = 60.0
+AGAIN_S = 30.0
 """Pairs without an edge are asked about again so often: somebody may have opened a port."""
 CARRIED = "it carried a round"
 
