@@ -204,12 +204,27 @@ class PyEngine {
     return out;
   }
 
+  std::vector<std::pair<std::string, std::string>> reach(const std::vector<TargetTuple>& targets,
+                                                         double deadline_s) {
+    std::vector<engine::Node> nodes;
+    for (const auto& [peer, rank, host, port] : targets)
+      nodes.push_back({{peer, rank}, host, port, 0});
+    std::vector<engine::ReachResult> results;
+    raise_if_failed(
+        without_gil([&] { return engine_->reach(nodes, Seconds(deadline_s), &results); }));
+    std::vector<std::pair<std::string, std::string>> out;
+    for (const engine::ReachResult& one : results) out.emplace_back(one.where, one.failure);
+    return out;
+  }
+
   nb::dict stats() const {
     const engine::Stats stats = engine_->stats();
     nb::dict out;
     out["sent_bytes"] = stats.sent_bytes;
     out["received_bytes"] = stats.received_bytes;
     out["connections"] = stats.connections;
+    out["dialled_links"] = stats.dialled_links;
+    out["accepted_links"] = stats.accepted_links;
     out["refused_hellos"] = stats.refused_hellos;
     out["broken_links"] = stats.broken_links;
     out["dropped_frames"] = stats.dropped_frames;
@@ -257,6 +272,7 @@ void bind_engine(nb::module_& m) {
       .def("wait", &PyEngine::wait, "op"_a, "timeout_s"_a)
       .def("abort", &PyEngine::abort, "op"_a)
       .def("probe", &PyEngine::probe, "nodes"_a, "bytes"_a, "deadline_s"_a, "connections"_a = 1)
+      .def("reach", &PyEngine::reach, "targets"_a, "deadline_s"_a)
       .def("stats", &PyEngine::stats)
       .def("close", &PyEngine::close);
   m.def("tls_is_built", &engine::tls_is_built);

@@ -17,10 +17,10 @@ constexpr Clock::duration kPingAfter = std::chrono::milliseconds(250);
 
 }  // namespace
 
-Connections::Connections(Loop& loop, Pool& pool, Counters& counters, Credentials credentials,
+Connections::Connections(Loop& loop, Pool& look_ups, Counters& counters, Credentials credentials,
                          ConnectionsOptions options, std::unique_ptr<Tls> tls)
     : loop_(loop),
-      pool_(pool),
+      look_ups_(look_ups),
       counters_(counters),
       credentials_(std::move(credentials)),
       options_(std::move(options)),
@@ -68,6 +68,7 @@ void Connections::on_tick(Time now) {
   }
   for (const Token token : expired) drop_pending(token, broken("no answer in time"));
   for (auto& [name, neighbour] : neighbours_) {
+    watch_race(neighbour, now);
     watch_patience(neighbour, now);
     watch_pace(neighbour, now);
   }
@@ -75,7 +76,9 @@ void Connections::on_tick(Time now) {
 
 bool Connections::has_timed_work() const {
   const auto waits = [](const auto& entry) {
-    return entry.second.lost_at != Time::max() || entry.second.dialling.next_try != Time::max();
+    const Dialling& dialling = entry.second.dialling;
+    return entry.second.lost_at != Time::max() || dialling.next_try != Time::max() ||
+           dialling.next_start != Time::max();
   };
   return !accepting_ || !pending_.empty() || std::ranges::any_of(neighbours_, waits);
 }

@@ -1,7 +1,9 @@
 // Who is connected: the listening socket, hellos under way, and the links with every other node.
 //
 // Of two nodes the lower name dials and the other accepts, as many links as are wanted. Where that
-// does not work out within a second, the other end dials too. Links stay up between ops.
+// does not work out within a second, the other end dials too: only one of them must be reachable. Of
+// several addresses the next is dialled beside those before it, and the first that says the right
+// hello is kept. Links stay up between ops.
 //
 // A node is lost when no link with it is left and none can be had: because it refuses, or because
 // the patience is over. So a link that breaks costs a running op only time. After the last one
@@ -24,6 +26,7 @@
 #include <vector>
 
 #include "engine/bucket.h"
+#include "engine/candidates.h"
 #include "engine/clock.h"
 #include "engine/hello.h"
 #include "engine/link.h"
@@ -40,6 +43,8 @@ struct Counters {
   std::atomic<std::uint64_t> sent_bytes{0};  // at the sockets, hellos included
   std::atomic<std::uint64_t> received_bytes{0};
   std::atomic<std::uint64_t> connections{0};     // links that are up
+  std::atomic<std::uint64_t> dialled_links{0};   // that ever came up, by who dialled
+  std::atomic<std::uint64_t> accepted_links{0};
   std::atomic<std::uint64_t> refused_hellos{0};  // accepted sockets that never proved themselves
   std::atomic<std::uint64_t> broken_links{0};    // links that did not end by close()
   // Frames for ops that are unknown, over, or under another plan.
@@ -58,6 +63,9 @@ class ConnectionsClient {
   virtual void on_node_lost(const NodeName& node, const std::string& reason) = 0;
   // Another engine took the node's place; it knows nothing of what went on with the older one.
   virtual void on_node_restarted(const NodeName& node) = 0;
+  // What reach() asked for: its hello came over the address `where`, or over none, and why.
+  virtual void on_reached(const NodeName& node, const std::string& where) = 0;
+  virtual void on_unreached(const NodeName& node, const std::string& reason) = 0;
   // A running op has business with the node.
   virtual bool needs(const NodeName& node) const = 0;
 };
@@ -76,7 +84,7 @@ class Connections {
   static constexpr std::size_t kMaxPendingHellos = 64;
   static constexpr unsigned kMaxConnections = 64;  // with one node
 
-  Connections(Loop& loop, Pool& pool, Counters& counters, Credentials credentials,
+  Connections(Loop& loop, Pool& look_ups, Counters& counters, Credentials credentials,
               ConnectionsOptions options, std::unique_ptr<Tls> tls);
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
@@ -88,11 +96,16 @@ class Connections {
 
   void set_session_key(std::vector<std::uint8_t> key) { credentials_.session_key = std::move(key); }
 
+  // `host` may be several, see find_candidates().
   // Sees to it that there are so many links while the client needs the node; those above stay. The
   // client hears of what comes of it from flush(), a tick or an event; from here only of links that
   // are given up because the node has moved.
   void want(const NodeName& node, const std::string& host, std::uint16_t port,
             unsigned connections);
+  // Dials the node whoever's turn it is and whatever links there are; the link stays. The client
+  // hears what came of it, unless stop_reaching() says what there is of it by then.
+  void reach(const NodeName& node, const std::string& host, std::uint16_t port);
+  std::string stop_reaching(const NodeName& node);
   // For frames without payload: one that is not busy, else the oldest; null while there is none.
   Link* link(const NodeName& node);
   template <class F>
@@ -135,14 +148,26 @@ class Connections {
     std::uint64_t delivered_bytes{};  // as the system said last
   };
 
-  // When to dial a node, and where.
+  // How a dial was refused: not; by a closed port, which the node itself need not know of; by an
+  // engine, which would say the same again.
+  enum class Refusal { kNot, kClosedPort, kSaidNo };
+
+  // When to dial a node, and where. A *race* dials its candidates beside each other.
   struct Dialling {
     Time next_try = Time::max();
     unsigned under_way = 0;
     unsigned failures = 0;  // in a row; also links that broke soon
     bool resolving = false;
-    std::vector<Address> addresses;
-    std::size_t next_address = 0;
+    std::vector<Candidate> candidates;  // the one that answered last comes first
+    bool racing = false;
+    bool asked = false;  // by reach(): the race is to end with a word
+    Refusal refusal{};               // the weakest of the race
+    unsigned in_race = 0;
+    std::size_t next_candidate = 0;  // of the race
+    Time next_start = Time::max();   // of the next candidate
+    bool won = false;                // a dial to it has become a link
+    bool one_way = false;            // it lives, and dials to it fail
+    std::string errors;              // of this race, or of the last dial
     std::string last_error;
   };
 
@@ -169,14 +194,16 @@ class Connections {
     bool connecting = false;  // a dial that is not through yet
     bool dialled = false;
     bool shaken = false;  // the stream's handshake is done
-    NodeName target;      // if dialled
+    bool raced = false;
+    NodeName target;    // if dialled
+    std::string where;  // likewise
     Time expires_at;
     std::vector<std::uint8_t> heard;
   };
 
   // In hellos.cc: until there is a link.
   void accept_all();
-  void add_pending(Fd fd, Role role, const NodeName& target);
+  void add_pending(Fd fd, Role role, const NodeName& target, const std::string& where, bool raced);
   void evict_oldest_stranger();
   void advance(Token token, Pending& pending, std::uint32_t events);
   Status go_on(Pending& pending);
@@ -190,13 +217,25 @@ class Connections {
   bool we_dial_first(const NodeName& node) const { return credentials_.self < node; }
   unsigned missing(const Neighbour& neighbour) const;
   void schedule(Neighbour& neighbour, Clock::duration delay);
+  bool our_turn(const Neighbour& neighbour) const;
+  void place(Neighbour& neighbour, const std::string& host, std::uint16_t port);
   void dial(Neighbour& neighbour);
-  void dial_once(Neighbour& neighbour);
-  void resolved(const NodeName& node, const Status& status, std::vector<Address> addresses);
-  void dial_failed(Neighbour& neighbour, const std::string& reason, bool final);
-  void link_came(Neighbour& neighbour);
+  void dial_one(Neighbour& neighbour, std::size_t candidate, bool raced);
+  void dial_came(Neighbour& neighbour, const std::string& where, bool raced);
+  void dial_failed(Neighbour& neighbour, const std::string& where, bool raced,
+                   const std::string& reason, Refusal refusal);
+  bool has_candidates(Neighbour& neighbour);
+  void resolved(const NodeName& node, const std::string& host, std::uint16_t port,
+                const Status& status, std::vector<Candidate> found);
+  void race(Neighbour& neighbour);
+  void race_on(Neighbour& neighbour);
+  void watch_race(Neighbour& neighbour, Time now);
+  void stop_race(Neighbour& neighbour);
+  void pass_failed(Neighbour& neighbour, Refusal refusal);
+  std::string why_unreached(const Neighbour& neighbour) const;
+  void link_came(Neighbour& neighbour, bool dialled);
   void link_broke(Neighbour& neighbour, Clock::duration lived);
-  bool is_final_word(const Neighbour& neighbour) const;
+  bool is_final_word(const Neighbour& neighbour, Refusal refusal) const;
   void give_up(Neighbour& neighbour);
   void watch_patience(Neighbour& neighbour, Time now);
 
@@ -221,7 +260,7 @@ class Connections {
   void count_fds();
 
   Loop& loop_;
-  Pool& pool_;
+  Pool& look_ups_;
   Counters& counters_;
   Credentials credentials_;
   ConnectionsOptions options_;

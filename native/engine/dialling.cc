@@ -16,6 +16,10 @@ constexpr unsigned kDoublings = 5;  // of it: to 1.6 s
 constexpr Clock::duration kTheirTurn = std::chrono::seconds(1);
 // A link that breaks sooner counts as a failed try.
 constexpr Clock::duration kSoon = std::chrono::seconds(1);
+// So much later it is most likely through, over whichever way.
+constexpr Clock::duration kTheirCall = std::chrono::seconds(2);
+// Of an address before the next one is dialled beside it.
+constexpr Clock::duration kHeadStart = std::chrono::milliseconds(250);
 // Hellos under way with one node: acceptors keep few of them, see kMaxPendingHellos.
 constexpr unsigned kDialsAtOnce = 8;
 
@@ -35,20 +39,41 @@ std::string seconds(Clock::duration duration) {
 void Connections::want(const NodeName& node, const std::string& host, std::uint16_t port,
                        unsigned connections) {
   Neighbour& neighbour = neighbour_of(node);
-  if (neighbour.host != host || neighbour.port != port) {
-    neighbour.dialling.addresses.clear();
-    neighbour.dialling.next_address = 0;
-    if (neighbour.wanted > 0) lose_all(neighbour, "it moved to another address");
-  }
-  neighbour.host = host;
-  neighbour.port = port;
+  place(neighbour, host, port);
   neighbour.wanted = connections;
   neighbour.dialling.failures = 0;
-  if (missing(neighbour) > 0) schedule(neighbour, we_dial_first(node) ? kNow : kTheirTurn);
+  if (missing(neighbour) > 0) schedule(neighbour, our_turn(neighbour) ? kNow : kTheirTurn);
   if (!neighbour.links.empty()) return;
   neighbour.broke.clear();
   neighbour.dialling.last_error.clear();
   neighbour.lost_at = Clock::now() + options_.patience;
+}
+
+void Connections::reach(const NodeName& node, const std::string& host, std::uint16_t port) {
+  Neighbour& neighbour = neighbour_of(node);
+  place(neighbour, host, port);
+  neighbour.dialling.asked = true;
+  race(neighbour);
+}
+
+std::string Connections::stop_reaching(const NodeName& node) {
+  Neighbour& neighbour = neighbour_of(node);
+  neighbour.dialling.asked = false;
+  neighbour.dialling.one_way = true;
+  return why_unreached(neighbour);
+}
+
+// Where it can be found. What is known of another place counts no more.
+void Connections::place(Neighbour& neighbour, const std::string& host, std::uint16_t port) {
+  if (neighbour.host == host && neighbour.port == port) return;
+  stop_race(neighbour);
+  Dialling fresh;
+  fresh.under_way = neighbour.dialling.under_way;
+  fresh.resolving = neighbour.dialling.resolving;
+  neighbour.dialling = std::move(fresh);
+  neighbour.host = host;
+  neighbour.port = port;
+  if (neighbour.wanted > 0) lose_all(neighbour, "it moved to another address");
 }
 
 unsigned Connections::missing(const Neighbour& neighbour) const {
@@ -60,85 +85,192 @@ void Connections::schedule(Neighbour& neighbour, Clock::duration delay) {
   neighbour.dialling.next_try = Clock::now() + delay;
 }
 
-// The first link alone: it shows whether the node is there at all.
+// Who cannot be dialled dials: then it is that end's turn also when links are to be filled up.
+bool Connections::our_turn(const Neighbour& neighbour) const {
+  return we_dial_first(neighbour.name) || (neighbour.dialling.won && neighbour.origin.empty());
+}
+
+// The first link alone: it shows whether the node is there at all, and where.
 void Connections::dial(Neighbour& neighbour) {
   Dialling& dialling = neighbour.dialling;
   dialling.next_try = Time::max();
   if (!client_->needs(neighbour.name)) return;
-  const bool alone = neighbour.links.empty() || !we_dial_first(neighbour.name);
-  const unsigned most = alone ? 1 : kDialsAtOnce;
-  while (missing(neighbour) > 0 && dialling.under_way < most && !dialling.resolving &&
-         dialling.next_try == Time::max()) {
-    dial_once(neighbour);
-  }
-}
-
-void Connections::dial_once(Neighbour& neighbour) {
-  Dialling& dialling = neighbour.dialling;
-  if (dialling.addresses.empty() &&
-      !resolve(neighbour.host, neighbour.port, true, &dialling.addresses).ok()) {
-    dialling.resolving = true;
-    pool_.submit([this, node = neighbour.name, host = neighbour.host, port = neighbour.port] {
-      std::vector<Address> addresses;
-      Status status = resolve(host, port, false, &addresses);
-      loop_.post([this, node, status, addresses] { resolved(node, status, addresses); });
-    });
+  if (neighbour.links.empty()) {
+    race(neighbour);
     return;
   }
-  Fd fd;
-  ++dialling.under_way;
-  const Address& address = dialling.addresses[dialling.next_address];
-  if (const Status s = start_connect(address, options_.socket, &fd); !s.ok()) {
-    dial_failed(neighbour, s.text, s.error_number == ECONNREFUSED);
-  } else {
-    add_pending(std::move(fd), Role::kDialer, neighbour.name);
+  const unsigned most = our_turn(neighbour) ? kDialsAtOnce : 1;
+  while (missing(neighbour) > 0 && dialling.under_way < most && has_candidates(neighbour) &&
+         dialling.next_try == Time::max()) {
+    dial_one(neighbour, 0, false);
   }
 }
 
-void Connections::resolved(const NodeName& node, const Status& status,
-                           std::vector<Address> addresses) {
+// False while names are looked up, or if none can be; then it is tried again.
+bool Connections::has_candidates(Neighbour& neighbour) {
+  Dialling& dialling = neighbour.dialling;
+  if (!dialling.candidates.empty()) return true;
+  if (dialling.resolving) return false;
+  if (find_candidates(neighbour.host, neighbour.port, true, &dialling.candidates).ok()) return true;
+  dialling.candidates.clear();
+  dialling.resolving = true;
+  look_ups_.submit([this, node = neighbour.name, host = neighbour.host, port = neighbour.port] {
+    std::vector<Candidate> found;
+    Status status = find_candidates(host, port, false, &found);
+    loop_.post([this, node, host, port, status, found] { resolved(node, host, port, status, found); });
+  });
+  return false;
+}
+
+void Connections::resolved(const NodeName& node, const std::string& host, std::uint16_t port,
+                           const Status& status, std::vector<Candidate> found) {
   Neighbour& neighbour = neighbour_of(node);
-  neighbour.dialling.resolving = false;
-  if (status.ok()) {
-    neighbour.dialling.addresses = std::move(addresses);
-    neighbour.dialling.next_address = 0;
+  Dialling& dialling = neighbour.dialling;
+  dialling.resolving = false;
+  if (neighbour.host != host || neighbour.port != port) {  // it has moved meanwhile
     schedule(neighbour, kNow);
+    if (dialling.asked) race(neighbour);
+    return;
+  }
+  if (!status.ok()) {
+    dialling.errors = "could not connect to " + host + " port " + std::to_string(port) + ": " + status.text;
+    pass_failed(neighbour, Refusal::kNot);
+    return;
+  }
+  dialling.candidates = std::move(found);
+  schedule(neighbour, kNow);
+  if (dialling.asked) race(neighbour);
+}
+
+// One candidate after the other, each with a head start; the first that says the right hello wins.
+void Connections::race(Neighbour& neighbour) {
+  Dialling& dialling = neighbour.dialling;
+  if (dialling.racing || !has_candidates(neighbour)) return;
+  dialling.racing = true;
+  dialling.refusal = Refusal::kSaidNo;
+  dialling.next_candidate = 0;
+  dialling.errors.clear();
+  race_on(neighbour);
+}
+
+void Connections::race_on(Neighbour& neighbour) {
+  Dialling& dialling = neighbour.dialling;
+  const std::size_t candidate = dialling.next_candidate++;
+  const bool more = dialling.next_candidate < dialling.candidates.size();
+  dialling.next_start = more ? Clock::now() + kHeadStart : Time::max();
+  ++dialling.in_race;
+  dial_one(neighbour, candidate, true);
+}
+
+void Connections::watch_race(Neighbour& neighbour, Time now) {
+  if (neighbour.dialling.next_start <= now) race_on(neighbour);
+}
+
+void Connections::dial_one(Neighbour& neighbour, std::size_t candidate, bool raced) {
+  Dialling& dialling = neighbour.dialling;
+  ++dialling.under_way;
+  const Candidate to = dialling.candidates[candidate];
+  Fd fd;
+  if (const Status s = start_connect(to.address, options_.socket, &fd); !s.ok()) {
+    dial_failed(neighbour, to.text, raced, s.text,
+                s.error_number == ECONNREFUSED ? Refusal::kClosedPort : Refusal::kNot);
   } else {
-    ++neighbour.dialling.under_way;
-    dial_failed(neighbour, status.text, false);
+    add_pending(std::move(fd), Role::kDialer, neighbour.name, to.text, raced);
   }
 }
 
-void Connections::dial_failed(Neighbour& neighbour, const std::string& reason, bool final) {
+// A dial has become a link.
+void Connections::dial_came(Neighbour& neighbour, const std::string& where, bool raced) {
   Dialling& dialling = neighbour.dialling;
   --dialling.under_way;
-  if (dialling.next_address + 1 < dialling.addresses.size()) {
-    ++dialling.next_address;
-    schedule(neighbour, kNow);
+  dialling.won = true;
+  dialling.one_way = false;
+  const auto winner = std::ranges::find(dialling.candidates, where, &Candidate::text);
+  if (winner != dialling.candidates.end())
+    std::rotate(dialling.candidates.begin(), winner, winner + 1);
+  if (!raced || !dialling.racing) return;
+  --dialling.in_race;
+  stop_race(neighbour);
+  if (std::exchange(dialling.asked, false)) client_->on_reached(neighbour.name, where);
+}
+
+// Those that are still under way are given up.
+void Connections::stop_race(Neighbour& neighbour) {
+  Dialling& dialling = neighbour.dialling;
+  std::vector<Token> others;
+  for (const auto& [token, pending] : pending_) {
+    if (pending.raced && pending.target == neighbour.name) others.push_back(token);
+  }
+  for (const Token token : others) {
+    const Pending pending = std::move(pending_.extract(token).mapped());
+    count_bytes(*pending.stream);
+    loop_.unwatch(pending.stream->fd());
+    --dialling.under_way;
+  }
+  dialling.racing = false;
+  dialling.in_race = 0;
+  dialling.next_start = Time::max();
+}
+
+void Connections::dial_failed(Neighbour& neighbour, const std::string& where, bool raced,
+                              const std::string& reason, Refusal refusal) {
+  Dialling& dialling = neighbour.dialling;
+  --dialling.under_way;
+  const std::string text = "could not connect to " + where + ": " + reason;
+  if (!raced) {
+    dialling.errors = text;
+    if (!dialling.candidates.empty())
+      std::rotate(dialling.candidates.begin(), dialling.candidates.begin() + 1,
+                  dialling.candidates.end());
+    pass_failed(neighbour, refusal);
     return;
   }
-  const bool refused = final && dialling.under_way == 0 && is_final_word(neighbour);
-  dialling.next_address = 0;
+  --dialling.in_race;
+  dialling.refusal = std::min(dialling.refusal, refusal);
+  dialling.errors += (dialling.errors.empty() ? "" : "; ") + text;
+  if (dialling.next_candidate < dialling.candidates.size()) {
+    race_on(neighbour);
+  } else if (dialling.in_race == 0) {
+    dialling.racing = false;
+    pass_failed(neighbour, dialling.refusal);
+  }
+}
+
+// No candidate is left.
+void Connections::pass_failed(Neighbour& neighbour, Refusal refusal) {
+  Dialling& dialling = neighbour.dialling;
   schedule(neighbour, backoff(++dialling.failures));
+  if (std::exchange(dialling.asked, false)) {
+    dialling.one_way = true;
+    client_->on_unreached(neighbour.name, dialling.errors);
+  }
   if (!neighbour.links.empty()) return;
-  dialling.last_error = "could not connect to " + neighbour.host + " port " +
-                        std::to_string(neighbour.port) + ": " + reason;
-  if (refused) give_up(neighbour);
+  dialling.last_error = dialling.errors;
+  if (dialling.under_way == 0 && is_final_word(neighbour, refusal)) give_up(neighbour);
 }
 
-// A refusal where the node usually accepts, or at the address that it called us from. Elsewhere it
-// may come from something between us, and the node may still call.
-bool Connections::is_final_word(const Neighbour& neighbour) const {
-  if (we_dial_first(neighbour.name)) return true;
+// Where it was dialled before, or called us from, a closed port means that the process is gone.
+// Else something between us may refuse, and the node, which has its turn, may still call.
+bool Connections::is_final_word(const Neighbour& neighbour, Refusal refusal) const {
   const Dialling& dialling = neighbour.dialling;
-  return !dialling.addresses.empty() &&
-         host_text(dialling.addresses[dialling.next_address]) == neighbour.origin;
+  if (refusal == Refusal::kNot || (dialling.one_way && refusal == Refusal::kClosedPort)) return false;
+  if (refusal == Refusal::kSaidNo && we_dial_first(neighbour.name)) return true;
+  if (dialling.won) return true;
+  const bool had_its_turn =
+      neighbour.lost_at != Time::max() &&
+      Clock::now() >= neighbour.lost_at - options_.patience + kTheirTurn + kTheirCall;
+  if (we_dial_first(neighbour.name)) return had_its_turn;
+  return std::ranges::any_of(dialling.candidates, [&](const Candidate& each) {
+    return host_text(each.address) == neighbour.origin;
+  });
 }
 
-void Connections::link_came(Neighbour& neighbour) {
+// A link that the other end dialled while our own dials failed: so it goes one way only.
+void Connections::link_came(Neighbour& neighbour, bool dialled) {
   neighbour.lost_at = Time::max();
-  if (missing(neighbour) > 0)
-    schedule(neighbour, we_dial_first(neighbour.name) ? kNow : kTheirTurn);
+  if (!dialled && !neighbour.dialling.won && neighbour.dialling.failures > 0)
+    neighbour.dialling.one_way = true;
+  if (missing(neighbour) > 0) schedule(neighbour, our_turn(neighbour) ? kNow : kTheirTurn);
 }
 
 // Told after the link is gone. Both ends dial at once when none is left.
@@ -147,7 +279,7 @@ void Connections::link_broke(Neighbour& neighbour, Clock::duration lived) {
   if (!client_->needs(neighbour.name)) return;
   dialling.failures = lived < kSoon ? dialling.failures + 1 : 0;
   const unsigned waits = dialling.failures > 0 ? dialling.failures - 1 : 0;
-  const bool at_once = neighbour.links.empty() || we_dial_first(neighbour.name);
+  const bool at_once = neighbour.links.empty() || our_turn(neighbour);
   schedule(neighbour, backoff(waits) + (at_once ? kNow : kTheirTurn));
   if (neighbour.links.empty() && neighbour.lost_at == Time::max())
     neighbour.lost_at = Clock::now() + options_.patience;
@@ -160,10 +292,23 @@ void Connections::give_up(Neighbour& neighbour) {
     if (!text.empty()) reason += (reason.empty() ? "" : "; then ") + text;
   };
   add(neighbour.dialling.last_error);
-  if (neighbour.dialling.last_error.empty())
+  if (neighbour.dialling.last_error.empty()) {
+    add(why_unreached(neighbour));
     add(to_string(neighbour.name) + " did not connect within " + seconds(options_.patience));
+  }
   add(accept_error_);
   client_->on_node_lost(neighbour.name, reason);
+}
+
+// What came of the race until now.
+std::string Connections::why_unreached(const Neighbour& neighbour) const {
+  std::string text = neighbour.dialling.racing ? neighbour.dialling.errors : "";
+  for (const auto& [token, pending] : pending_) {
+    if (pending.raced && pending.target == neighbour.name)
+      text += (text.empty() ? "" : "; ") + ("no answer from " + pending.where);
+  }
+  if (text.empty() && neighbour.dialling.resolving) text = "the name of " + neighbour.host + " is not found yet";
+  return text;
 }
 
 void Connections::watch_patience(Neighbour& neighbour, Time now) {

@@ -72,10 +72,13 @@ class Engine::Inner final : public LoopClient {
  public:
   Inner(const Options& options, Credentials credentials, std::unique_ptr<Tls> tls)
       : pool(options.num_workers),
-        connections(loop, pool, counters, std::move(credentials), connections_options(options),
+        look_ups(1, "atoll-names"),
+        connections(loop, look_ups, counters, std::move(credentials), connections_options(options),
                     std::move(tls)),
         probes(loop, connections),
-        transfers(loop, pool, registry, connections, probes, counters, options.progress_timeout),
+        reaching(loop, connections),
+        transfers(loop, pool, registry, connections, probes, reaching, counters,
+                  options.progress_timeout),
         self(options.self) {
     connections.serve(transfers, transfers);
   }
@@ -92,6 +95,7 @@ class Engine::Inner final : public LoopClient {
   void close() {
     std::lock_guard lock(closing_);
     probes.close();
+    reaching.close();
     if (thread_.joinable()) {
       loop.post([this] {
         linger_until_ = Clock::now() + kLinger;
@@ -100,6 +104,7 @@ class Engine::Inner final : public LoopClient {
       thread_.join();
     }
     pool.close();
+    look_ups.close();
     registry.close(kClosed);
     connections.close();
     loop.close();
@@ -110,6 +115,7 @@ class Engine::Inner final : public LoopClient {
     connections.on_tick(now);
     transfers.on_tick(now);
     probes.on_tick(now);
+    reaching.on_tick(now);
   }
   void on_idle() override {
     connections.flush();
@@ -119,17 +125,20 @@ class Engine::Inner final : public LoopClient {
     if (flushed && transfers.empty()) loop.stop();
   }
   bool has_timed_work() const override {
-    return closing_down_ || !transfers.empty() || !probes.empty() || connections.has_timed_work();
+    return closing_down_ || !transfers.empty() || !probes.empty() || !reaching.empty() ||
+           connections.has_timed_work();
   }
 
   bool has_more_work() const override { return connections.has_more_work(); }
 
   Loop loop;
   Pool pool;
+  Pool look_ups;
   Registry registry;
   Counters counters;
   Connections connections;
   Probes probes;
+  Reaching reaching;
   Transfers transfers;
   const NodeName self;
   std::uint16_t port = 0;
@@ -211,9 +220,21 @@ Status Engine::probe(const std::vector<Node>& nodes, unsigned connections, std::
   return success();
 }
 
+Status Engine::reach(const std::vector<Node>& nodes, Seconds deadline,
+                     std::vector<ReachResult>* out) {
+  if (Status s = check_connections(nodes.size(), 1); !s.ok()) return s;
+  if (!(deadline.count() > 0)) return bad_argument("a trial needs a deadline above 0");
+  for (const Node& node : nodes) {
+    if (node.name == inner_->self) return bad_argument("a node cannot dial itself");
+  }
+  *out = inner_->reaching.try_all(nodes, deadline);
+  return success();
+}
+
 Stats Engine::stats() const {
   const Counters& counters = inner_->counters;
   return {counters.sent_bytes,     counters.received_bytes, counters.connections,
+          counters.dialled_links,  counters.accepted_links,
           counters.refused_hellos, counters.broken_links,   counters.dropped_frames,
           counters.open_fds};
 }

@@ -15,6 +15,7 @@
 #include "engine/clock.h"
 #include "engine/plan.h"
 #include "engine/probes.h"
+#include "engine/reaching.h"
 #include "engine/registry.h"
 #include "engine/status.h"
 #include "engine/tls.h"
@@ -42,6 +43,8 @@ struct Stats {
   std::uint64_t sent_bytes = 0;  // at the sockets, hellos included, since the engine began
   std::uint64_t received_bytes = 0;
   std::uint64_t connections = 0;     // links that are up
+  std::uint64_t dialled_links = 0;   // that ever came up, by who dialled
+  std::uint64_t accepted_links = 0;
   std::uint64_t refused_hellos = 0;  // accepted sockets that never proved themselves
   std::uint64_t broken_links = 0;    // links that were lost
   std::uint64_t dropped_frames = 0;  // for ops that are unknown, over, or under another plan
@@ -80,6 +83,10 @@ class Engine {
   // itself.
   Status probe(const std::vector<Node>& nodes, unsigned connections, std::uint64_t bytes,
                Seconds deadline, std::vector<ProbeResult>* out);
+
+  // Dials each node, whoever's turn it is, and tells whether its hello came, and where; blocks at
+  // most `deadline`. Links that come of it stay. kBadArgument: a deadline of 0, this node itself.
+  Status reach(const std::vector<Node>& nodes, Seconds deadline, std::vector<ReachResult>* out);
 
   Stats stats() const;
 

@@ -15,7 +15,7 @@ void Connections::accept_all() {
     if (fd) {
       accept_error_.clear();
       evict_oldest_stranger();
-      add_pending(std::move(fd), Role::kAcceptor, {});
+      add_pending(std::move(fd), Role::kAcceptor, {}, {}, false);
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       accepting_ = false;
       accept_error_ = system_error("accepting a connection", errno).text;
@@ -34,7 +34,8 @@ void Connections::evict_oldest_stranger() {
   drop_pending(std::ranges::find_if(pending_, stranger)->first, broken("too many hellos at once"));
 }
 
-void Connections::add_pending(Fd fd, Role role, const NodeName& target) {
+void Connections::add_pending(Fd fd, Role role, const NodeName& target, const std::string& where,
+                              bool raced) {
   const Token token = next_token_++;
   const bool dials = role == Role::kDialer;
   Nonce nonce;
@@ -45,7 +46,9 @@ void Connections::add_pending(Fd fd, Role role, const NodeName& target) {
   pending.hello = std::make_unique<Hello>(role, credentials_, target, nonce);
   pending.stream = tls_ ? tls_->open(std::move(fd), dials) : plain_stream(std::move(fd));
   pending.connecting = pending.dialled = dials;
+  pending.raced = raced;
   pending.target = target;
+  pending.where = where;
   pending.expires_at = Clock::now() + options_.connect_timeout;
   pending_.emplace(token, std::move(pending));
   if (!status.ok()) drop_pending(token, status);
@@ -122,8 +125,9 @@ void Connections::adopt(Token token) {
     client_->on_node_restarted(neighbour.name);
   }
   make_room(neighbour);
+  ++(pending.dialled ? counters_.dialled_links : counters_.accepted_links);
   if (pending.dialled) {
-    --neighbour.dialling.under_way;
+    dial_came(neighbour, pending.where, pending.raced);
   } else if (std::string host = host_text(remote_address(pending.stream->fd())); !host.empty()) {
     neighbour.origin = std::move(host);  // a socket that was reset meanwhile does not know it
   }
@@ -135,7 +139,7 @@ void Connections::adopt(Token token) {
   Slot& slot = *neighbour.links.back();
   links_[token] = {&neighbour, &slot};
   if (slot.link.has_buffered()) buffered_.insert(token);  // frames that came with the hello
-  link_came(neighbour);
+  link_came(neighbour, pending.dialled);
   keep_pace(neighbour);
   client_->on_link_up(slot.link, sent_bytes, received_bytes);
 }
@@ -148,12 +152,14 @@ void Connections::drop_pending(Token token, const Status& why) {
     ++counters_.refused_hellos;
     return;
   }
-  // A closed port means that the process is gone: waiting would only delay the others.
   const bool gone = pending.connecting && why.error_number == ECONNREFUSED;
   const bool disproved = pending.hello->refused();
   const std::string text =
       disproved ? "it refused our proof (" + why.text + "); the session keys may differ" : why.text;
-  dial_failed(neighbour_of(pending.target), text, gone || disproved || why.kind == Kind::kRefused);
+  dial_failed(neighbour_of(pending.target), pending.where, pending.raced, text,
+              disproved || why.kind == Kind::kRefused ? Refusal::kSaidNo
+              : gone                                  ? Refusal::kClosedPort
+                                                      : Refusal::kNot);
 }
 
 // A hello's bytes belong to no op yet.

@@ -20,7 +20,7 @@ inline constexpr std::uint32_t kNobody = 0xffffffff;
 
 struct Node {
   NodeName name;
-  std::string host;
+  std::string host;  // or several, see find_candidates()
   std::uint16_t port = 0;
   // Stands for the bytes that this node contributes; 0: unknown. Bytes kept from an earlier attempt
   // are used again only under the same stamp.

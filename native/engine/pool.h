@@ -1,5 +1,5 @@
-// A few threads that sum chunks and look up names, so that the loop never computes or waits for
-// long.
+// A few threads that sum chunks, or one that looks up names, so that the loop never computes or
+// waits for long. Sums do not wait for names, which may take a hanging name server half a minute.
 //
 // Owner: the Engine, which creates and closes it. Threads: submit from any; jobs run on the pool's
 // own. Failure: none; a job submitted after close() is dropped.
@@ -16,7 +16,7 @@ namespace atoll_core::engine {
 
 class Pool {
  public:
-  explicit Pool(unsigned num_workers);
+  explicit Pool(unsigned num_workers, const char* name = "atoll-sum");
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;

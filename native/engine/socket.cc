@@ -49,6 +49,9 @@ Status listen_at(const Address& address, Fd* out) {
   Fd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return system_error("opening a socket", errno);
   if (Status s = set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1); !s.ok()) return s;
+  if (address.storage.ss_family == AF_INET6) {  // at "::" for IPv4 too, whatever the system's habit
+    if (Status s = set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0); !s.ok()) return s;
+  }
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0) {
     return system_error("binding the address", errno);
   }
@@ -105,6 +108,11 @@ Address remote_address(int fd) {
 }
 
 Status listen_on(const std::string& host, std::uint16_t port, Fd* out, std::uint16_t* bound_port) {
+  // Everywhere: one socket takes both families, where there are both.
+  if (host.empty()) {
+    const Status both = listen_on("::", port, out, bound_port);
+    if (both.error_number != EAFNOSUPPORT && both.error_number != EADDRNOTAVAIL) return both;
+  }
   std::vector<Address> addresses;
   if (Status s = resolve(host, port, false, &addresses); !s.ok()) return s;
   Status last = broken("no address");

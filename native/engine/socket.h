@@ -59,7 +59,7 @@ struct SocketOptions {
   std::string congestion;  // an algorithm's name; empty: the system's
 };
 
-// Bound and listening, non-blocking. Port 0 lets the system choose; `port` tells which it is.
+// Bound and listening, non-blocking; an empty host is everywhere. Port 0 lets the system choose; `port` tells which it is.
 Status listen_on(const std::string& host, std::uint16_t port, Fd* out, std::uint16_t* bound_port);
 
 // A tuned connection under way: writable once it is there or has failed (see connect_result).

@@ -1,4 +1,5 @@
 set(ATOLL_ENGINE_SOURCES
+    native/engine/candidates.cc
     native/engine/connections.cc
     native/engine/dialling.cc
     native/engine/endings.cc
@@ -17,6 +18,7 @@ set(ATOLL_ENGINE_SOURCES
     native/engine/pool.cc
     native/engine/probes.cc
     native/engine/rates.cc
+    native/engine/reaching.cc
     native/engine/registry.cc
     native/engine/socket.cc
     native/engine/status.cc

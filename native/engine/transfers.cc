@@ -28,12 +28,13 @@ Frame answer_of(const Frame& frame) {
 }  // namespace
 
 Transfers::Transfers(Loop& loop, Pool& pool, Registry& registry, Connections& connections,
-                     Probes& probes, Counters& counters, Seconds progress_timeout)
+                     Probes& probes, Reaching& reaching, Counters& counters, Seconds progress_timeout)
     : loop_(loop),
       pool_(pool),
       registry_(registry),
       connections_(connections),
       probes_(probes),
+      reaching_(reaching),
       counters_(counters),
       progress_timeout_(to_duration(progress_timeout)) {}
 
@@ -292,7 +293,7 @@ std::vector<Transfer*> Transfers::waiting_for(const NodeName& node) const {
 }
 
 bool Transfers::needs(const NodeName& node) const {
-  return probes_.needs(node) || !waiting_for(node).empty();
+  return probes_.needs(node) || reaching_.needs(node) || !waiting_for(node).empty();
 }
 
 void Transfers::on_link_up(Link& link, std::size_t hello_sent, std::size_t hello_received) {
@@ -319,6 +320,14 @@ void Transfers::on_link_lost(const Link& link, Link* left) {
   // What was said on it about ops may be lost.
   for (Transfer* transfer : waiting_for(link.remote()))
     introduce(*transfer, *transfer->index_of(link.remote()), *left);
+}
+
+void Transfers::on_reached(const NodeName& node, const std::string& where) {
+  reaching_.reached(node, where);
+}
+
+void Transfers::on_unreached(const NodeName& node, const std::string& reason) {
+  reaching_.unreached(node, reason);
 }
 
 void Transfers::on_node_lost(const NodeName& node, const std::string& reason) {

@@ -16,6 +16,7 @@
 #include "engine/loop.h"
 #include "engine/pool.h"
 #include "engine/probes.h"
+#include "engine/reaching.h"
 #include "engine/registry.h"
 #include "engine/transfer.h"
 
@@ -24,7 +25,7 @@ namespace atoll_core::engine {
 class Transfers final : public LinkClient, public ConnectionsClient {
  public:
   Transfers(Loop& loop, Pool& pool, Registry& registry, Connections& connections, Probes& probes,
-            Counters& counters, Seconds progress_timeout);
+            Reaching& reaching, Counters& counters, Seconds progress_timeout);
 
   // `plan` is checked and its op admitted.
   void start(Plan plan, Layout layout, Buffers buffers, Seconds deadline);
@@ -41,6 +42,8 @@ class Transfers final : public LinkClient, public ConnectionsClient {
   void on_link_lost(const Link& link, Link* left) override;
   void on_node_lost(const NodeName& node, const std::string& reason) override;
   void on_node_restarted(const NodeName& node) override;
+  void on_reached(const NodeName& node, const std::string& where) override;
+  void on_unreached(const NodeName& node, const std::string& reason) override;
   bool needs(const NodeName& node) const override;
 
  private:
@@ -84,6 +87,7 @@ class Transfers final : public LinkClient, public ConnectionsClient {
   Registry& registry_;
   Connections& connections_;
   Probes& probes_;
+  Reaching& reaching_;
   Counters& counters_;
   Clock::duration progress_timeout_;
   Time last_tick_{};

@@ -1,3 +1,4 @@
+atoll_add_test(engine_dialling_test native/tests/engine_dialling_test.cc)
 atoll_add_test(engine_frame_test native/tests/engine_frame_test.cc)
 atoll_add_test(engine_hello_test native/tests/engine_hello_test.cc)
 atoll_add_test(engine_op_test native/tests/engine_op_test.cc)

@@ -154,9 +154,13 @@ class Engine:
     ) -> list[tuple[float, float, str]]:
         """Measure the way to each (peer, rank, host, port) by sending it `bytes`, in time that no op needs. Blocks, without
         the interpreter lock, at most `deadline_s`. For each node (bytes/s, round trip in s, "") or (0, 0, why not)."""
+    def reach(self, targets: list[tuple[str, int, str, int]], deadline_s: float) -> list[tuple[str, str]]:
+        """Dial each (peer, rank, host, port), whoever's turn it is; links that come of it stay. Blocks, without the
+        interpreter lock, at most `deadline_s`. For each (the address that said the right hello, "") or ("", why not).
+        `host` may be several hosts, here and in `start` and `probe`: "10.0.0.1,[2001:db8::1]:7000"."""
     def stats(self) -> dict[str, int]:
-        """Totals since the start: sent_bytes, received_bytes (counted at the sockets), connections, refused_hellos,
-        broken_links, dropped_frames, open_fds."""
+        """Totals since the start: sent_bytes, received_bytes (counted at the sockets), connections, dialled_links and
+        accepted_links (that ever came up), refused_hellos, broken_links, dropped_frames, open_fds."""
     def close(self) -> None: ...
 
 def tls_is_built() -> bool: ...

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import LocalError
-from atoll.values import LinkRate
+from atoll.values import Edge, LinkRate
 
 SlotReads = dict[str, tuple[tuple[int, int, int, int, int], ...]]
 """By peer: (slot, epoch, token, epoch, token), from where to where it read."""
@@ -230,6 +230,23 @@ class ProbesFailed(Event, frozen=True):
 
     peer: str
     reasons: dict[str, str]
+
+
+class ReachChanged(Event, frozen=True):
+    """Who can dial whom is not what it was. `none`: pairs of which neither can dial the other, so rounds go round them.
+    `one_way`: source can dial target, and not the other way; that is enough. `reasons` say why dials failed, by
+    "source -> target"."""
+
+    none: tuple[Edge, ...]
+    one_way: tuple[Edge, ...]
+    reasons: dict[str, str]
+
+
+class AddressDoubted(Event, frozen=True):
+    """A peer's address may not be what others need; the reason says why, and what to do."""
+
+    address: str
+    reason: str
 
 
 class RoundCommitted(Event, frozen=True):

@@ -38,11 +38,12 @@ class Range(msgspec.Struct, frozen=True, order=True, array_like=True):
     stop: int
 
 
-class RankInfo(msgspec.Struct, frozen=True):
+class RankInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a peer announces for one of its ranks: where its engine listens, which elements it owns, what it may carry.
 
     `max_up` and `max_down` are the caps that its engine keeps to, in bytes per second; 0: none. `sidecar_port` is where
-    its snapshots and updates can be fetched, on the same host; 0: nowhere.
+    its snapshots and updates can be fetched, on the same host; 0: nowhere. `more_hosts` are further hosts at which the
+    engine may be found, each with the same port or with one of its own ("192.0.2.1:7001", "[2001:db8::1]:7001").
     """
 
     host: str
@@ -51,6 +52,19 @@ class RankInfo(msgspec.Struct, frozen=True):
     max_up: int = 0
     max_down: int = 0
     sidecar_port: int = 0
+    more_hosts: tuple[str, ...] = ()
+
+    def bare_hosts(self) -> tuple[str, ...]:
+        """All hosts, without ports of their own."""
+        return tuple(dict.fromkeys((self.host, *map(host_of, self.more_hosts))))
+
+
+def host_of(text: str) -> str:
+    """A host as people write it, less a port of its own: of "host:7001", "2001:db8::1", "[2001:db8::1]:7001"."""
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    host, colon, port = text.rpartition(":")
+    return host if colon and ":" not in host and port.isdecimal() else text
 
 
 class Source(msgspec.Struct, frozen=True, order=True, array_like=True):

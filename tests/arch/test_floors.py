@@ -53,6 +53,7 @@ THREAD_OWNERS = {
     "mesh/watch.py",
     "network/dht.py",
     "network/dht_resolving.py",
+    "network/own_addresses.py",
     "recovery/fetching.py",
     "signals.py",
     "state/snapshot.py",

@@ -108,7 +108,7 @@ class CoordinatorScript:
         message = Declare(
             layout=layout,
             settings=settings,
-            ranks=(RankInfo("host", 1, (whole,), sidecar_port=2),),
+            ranks=(RankInfo("host", 0, (whole,), sidecar_port=2),),
             version=int(options.get("version", 0)),
             round=int(options.get("round", 0)),
             digest=options.get("digest", "d0"),

@@ -12,7 +12,7 @@ from atoll.events import Event
 from atoll.membership import coordinator
 from atoll.membership.coordinator import CoordinatorState
 from atoll.membership.coordinator_draft import MakeLanes
-from atoll.membership.messages import Declare, Heartbeat, PeerMessage, Ready, Scalar, Vote
+from atoll.membership.messages import Declare, Heartbeat, PeerMessage, Reach, Reached, Ready, Scalar, Vote
 from atoll.membership.operator import Done, EvictPeer, LeavePeer, StopRun
 from atoll.membership.settings import CoordinatorSettings, Timeouts
 from atoll.membership.steps import (
@@ -49,7 +49,8 @@ def owning_all(message: Declare) -> Declare:
 
 
 class Desk:
-    """A coordinator machine with its clock, its journal, and all it did."""
+    """A coordinator machine with its clock, its journal, and all it did. Who is asked whom it can dial says at once
+    that it can dial all, unless told otherwise."""
 
     def __init__(
         self, records: tuple[JournalRecord, ...] = (), make_lanes: MakeLanes = choose, **settings: Any
@@ -61,6 +62,7 @@ class Desk:
         self.run_settings = SETTINGS
         self.slots, self.wish = 0, 0
         self.now_s = 50.0
+        self.all_reach_all = True
         self.journal = list(records)
         self.state: CoordinatorState
         self._make_lanes = make_lanes
@@ -73,7 +75,16 @@ class Desk:
         return step.effects
 
     def hear(self, event: CoordinatorEvent) -> tuple[Effect, ...]:
-        return self.take(coordinator.step(self.state, event, self.now_s, make_lanes=self._make_lanes))
+        effects = self.take(coordinator.step(self.state, event, self.now_s, make_lanes=self._make_lanes))
+        if not self.all_reach_all:
+            return effects
+        step = self.last
+        for each in effects:
+            if isinstance(each, Send) and isinstance(each.message, Reach):
+                where = dict.fromkeys(each.message.targets, "an address")
+                effects += self.said(each.peer, Reached(where, {}), self.state.peers[each.peer].incarnation)
+        self.last = step
+        return effects
 
     def said(self, peer: str, message: PeerMessage, incarnation: str = "1") -> tuple[Effect, ...]:
         """A declaration that says nothing of what its rank owns means one rank that owns all."""

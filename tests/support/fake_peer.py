@@ -99,7 +99,7 @@ class FakePeer:
             "round": self.round,
         } | changes
         numel = sum(math.prod(each.shape) for each in values["layout"])
-        ranks = (RankInfo("127.0.0.1", 1, (Range(0, numel),)),)
+        ranks = (RankInfo("127.0.0.1", 0, (Range(0, numel),)),)
         return Declare(ranks=ranks, digest=self.digest, step=self.step, **values)
 
     def join(self, **changes: Any) -> None:

@@ -25,7 +25,7 @@ from atoll.plan.lanes import direct_lanes
 from atoll.plan.planner import choose
 from atoll.values import Contribution, Edge, Lane, OpId, Plan, PlanRequest, Range, RankInfo
 from support.engines import KEY
-from support.fault_peer import Answer, Done, Holds, Order
+from support.fault_peer import Answer, Done, Holds, Order, Reached
 from support.proxy import DOWN, UP, Proxy
 from support.slack import SLACK_S
 from support.tied import tied
@@ -93,6 +93,13 @@ class Process:
         while (holds := self._next(10.0 + SLACK_S).holds) is None:
             pass
         return holds
+
+    def dial(self, others: dict[str, RankInfo], trial_s: float) -> Reached:
+        """Whom it can dial."""
+        self.order(Order(dial=others, trial_s=trial_s))
+        while (reached := self._next(trial_s + 10.0 + SLACK_S).reached) is None:
+            pass
+        return reached
 
     def abort(self, op: OpId) -> None:
         self.order(Order(abort=op))

@@ -1,8 +1,9 @@
 """A peer that is nothing but an engine, for many ops: orders on stdin, answers on stdout, JSON lines.
 
-An order begins an op, aborts one, or asks what the process holds; ops run on threads of their own. An answer to an op
-holds its report and the distinct values of its result: contributions are distinct powers of two, so these tell whose
-updates are in it. With `halt` the process sends itself that signal as soon as `after` bytes have come in.
+An order begins an op, aborts one, has it dial others, or asks what the process holds; ops run on threads of their own.
+An answer to an op holds its report and the distinct values of its result: contributions are distinct powers of two, so
+these tell whose updates are in it. With `halt` the process sends itself that signal as soon as `after` bytes have come
+in.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from atoll import kernels
 from atoll.comm.native import NativeCommunicator
 from atoll.plan.grid import Grid
-from atoll.values import OpId, Plan, ReduceReport
+from atoll.values import OpId, Plan, RankInfo, ReduceReport
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -30,6 +31,8 @@ class Order(msgspec.Struct, frozen=True):
     after: int = 0
     abort: OpId | None = None
     sizes: tuple[int, ...] = ()
+    dial: dict[str, RankInfo] = {}
+    trial_s: float = 2.0
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -49,12 +52,20 @@ class Holds(msgspec.Struct, frozen=True):
     stats: dict[str, int]
 
 
+class Reached(msgspec.Struct, frozen=True):
+    """Where those were found that were to be dialled, and why others were not."""
+
+    where: dict[str, str]
+    failed: dict[str, str]
+
+
 class Answer(msgspec.Struct, frozen=True):
-    """Exactly one of: the port (the first line), an op's end, what is held, an abort's seconds."""
+    """Exactly one of: the port (the first line), an op's end, what is held, who was reached."""
 
     port: int | None = None
     done: Done | None = None
     holds: Holds | None = None
+    reached: Reached | None = None
 
 
 class Peer:
@@ -79,6 +90,8 @@ class Peer:
     def obey(self, order: Order) -> None:
         if order.abort is not None:
             self.comm.abort(order.abort)
+        elif order.dial:
+            self.say(Answer(reached=Reached(*self.comm.reach(order.dial, order.trial_s))))
         elif order.plan is not None:
             if order.halt:
                 threading.Thread(target=self._halt, args=(order.halt, order.after), daemon=True).start()

@@ -63,6 +63,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--advertise", default="")
     parser.add_argument("--authority", default="", help="the run's fingerprint: all is TLS")
     parser.add_argument("--token-file", type=Path, default=None)
+    parser.add_argument("--bind", default="")
+    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--marker", type=Path, default=None)
     parser.add_argument("--halt-in-round", type=int, default=None)
     parser.add_argument("--hold-in-round", type=int, default=None, help="until the file --until is there")
@@ -209,6 +211,8 @@ def main() -> None:
         authority=args.authority,
         token_file=args.token_file,
         advertise=args.advertise,
+        bind=args.bind,
+        port=args.port,
         out=args.out,
         checkpoints=args.checkpoints,
         mesh=mesh,

@@ -63,4 +63,5 @@ class WanCrew(Crew):
         return Process(name, self.lab.command(name, self.command(name, self.lab.addr(name))))
 
     def address(self, reader: str, name: str) -> tuple[str, int]:
-        return self.lab.addr(name), self.peers[name].port
+        """Behind a NAT: the address that others see."""
+        return self.lab.public(name), self.peers[name].port

@@ -35,17 +35,22 @@ class WanSwarm(Swarm):
         return f"{self.lab.addr(HUB)}:{PORT}"
 
     def placed(self, command: list[str]) -> list[str]:
-        return self.lab.command(HUB, command)
+        """Nothing is encrypted, so the interface is named on which that is accepted."""
+        return self.lab.command(HUB, [*command, "--set", 'net.vpn="wan0"'])
 
     def quadratic(self, name: str, center: float, *arguments: object) -> Peer:
+        command = [str(QUADRATIC), "--address", self.address, "--peer", name, "--center", str(center)]
+        command += ["--results", str(self.folder / f"{name}.results")]
+        command += ["--marker", str(self.folder / f"{name}.marker"), "--out", str(self.folder)]
+        return self.start(name, [*command, *map(str, arguments)])
+
+    def start(self, name: str, arguments: list[str]) -> Peer:
+        """Python with these arguments, as the peer of this name."""
         results, marker = self.folder / f"{name}.results", self.folder / f"{name}.marker"
         log_path = self.folder / f"{name}.log"
-        command = [sys.executable, str(QUADRATIC), "--address", self.address, "--peer", name]
-        command += ["--center", str(center), "--results", str(results), "--marker", str(marker)]
-        command += ["--out", str(self.folder), *map(str, arguments)]
         with log_path.open("ab") as log:
             process = subprocess.Popen(
-                self.lab.command(name, command),
+                self.lab.command(name, [sys.executable, *arguments]),
                 env={**environment(), "PYTHONPATH": ":".join(path for path in sys.path if path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -12,7 +12,7 @@ from atoll import events
 from atoll.dashboard.console import EventPrinter, Goal, PlainLines, render
 from atoll.dashboard.view import Seen, View, fold, fold_all
 from atoll.dashboard.words import bytes_text, clock_text, number_text
-from atoll.values import LinkRate
+from atoll.values import Edge, LinkRate
 from support.made_up_run import BEGAN_S, applied, loss_at, made_up_run
 
 
@@ -82,6 +82,7 @@ def test_every_event_type_can_be_folded() -> None:
         "tuple[int, ...]": (1,),
         "float | None": None,
         "tuple[LinkRate, ...]": (LinkRate("a", "b", 1.0),),
+        "tuple[Edge, ...]": (Edge("a", "b"),),
         "int | None": None,
         "dict[str, int]": {"peer-0": 8},
         "dict[str, str]": {"peer-0": "why"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +29,7 @@ from atoll.events import EventLog, JsonLinesSink, RunEnded, RunStarted
 from atoll.membership.etcd_place import SCHEME, EtcdPlace, parse_place
 from atoll.membership.settings import CoordinatorSettings, Timeouts
 from atoll.network.addresses import EVERYWHERE
+from atoll.network.own_addresses import name_for_others
 from atoll.plan.planner import choose
 from atoll.signals import SIGNALS
 
@@ -142,7 +142,7 @@ def coordinator(
                     trusted=trusted,
                 ),
                 stop=stop,
-                advertise=advertise or (socket.gethostname() if host in EVERYWHERE else ""),
+                advertise=advertise or (name_for_others() if host in EVERYWHERE else ""),
             )
         finally:
             waiting.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +53,7 @@ def expand(plan: Plan, routing: Routing) -> Expansion:
         first.append(len(nodes))
         for number, info in enumerate(plan.ranks[peer]):
             nodes.append(NodeId(peer, number))
-            addresses.append((info.host, info.port))
+            addresses.append((hosts_of(info), info.port))
             stamps.append(_stamp(digests.get(peer, "")))
     index = {peer: member for member, peer in enumerate(plan.members)}
     for contribution in plan.contributions:
@@ -78,6 +78,11 @@ def expand(plan: Plan, routing: Routing) -> Expansion:
         of_sources = [of_member[source] for source in sources]
         lanes += [(of_member[root], of_sources, weights, tree(up), tree(down)) for root, up, down in trees]
     return Expansion(tuple(nodes), tuple(addresses), tuple(stamps), tuple(lanes))
+
+
+def hosts_of(rank: RankInfo) -> str:
+    """All hosts of a rank, as the engine takes them."""
+    return ",".join((rank.host, *rank.more_hosts))
 
 
 def _stamp(digest: str) -> int:
@@ -121,7 +126,8 @@ class NativeCommunicator:
         max_down_bytes_per_s: float = 0.0,
         tls: Tls | None = None,
     ) -> None:
-        """`port` 0 lets the system choose. Raises LocalError if the address cannot be had.
+        """`port` 0 lets the system choose; `bind_host` "" is every address, IPv4 and IPv6. Raises LocalError if the
+        address cannot be had.
 
         `connect_timeout_s` bounds a connection and its hello. A node from which nothing came for `progress_timeout_s`,
         not even an answer, is lost to the op. `congestion` names the sockets' congestion control, "" is the system's;
@@ -151,8 +157,8 @@ class NativeCommunicator:
             )
         except OSError as error:
             raise LocalError(
-                f"the engine cannot listen on {bind_host} port {port}: {error.strerror}; choose a free port "
-                "(0: any) and an address of this machine"
+                f"the engine cannot listen on {bind_host or 'any address'} port {port}: {error.strerror}; choose a "
+                "free port (0: any) and an address of this machine"
             ) from error
 
     @property
@@ -205,12 +211,24 @@ class NativeCommunicator:
     ) -> tuple[float, float, str]:
         """Measure the way to rank 0 of a peer by sending it `num_bytes`, while no op runs: (bytes per second, round
         trip in seconds, ""), or (0, 0, why not). Blocks, at most `deadline_s`."""
-        targets = [(peer, 0, rank.host, rank.port)]
+        targets = [(peer, 0, hosts_of(rank), rank.port)]
         try:
             (found,) = self._engine.probe(targets, num_bytes, deadline_s, connections)
         except ValueError as error:
             return 0.0, 0.0, str(error)
         return found
+
+    def reach(self, targets: Mapping[str, RankInfo], trial_s: float) -> tuple[dict[str, str], dict[str, str]]:
+        """Dial rank 0 of each peer, whoever's turn it is: by peer, the address that said the right hello, and why the
+        others did not. Blocks, at most `trial_s`."""
+        nodes = [(peer, 0, hosts_of(rank), rank.port) for peer, rank in targets.items()]
+        try:
+            results = self._engine.reach(nodes, trial_s)
+        except ValueError as error:
+            return {}, dict.fromkeys(targets, str(error))
+        where = {peer: at for peer, (at, _) in zip(targets, results, strict=True) if at}
+        failed = {peer: why for peer, (at, why) in zip(targets, results, strict=True) if not at}
+        return where, failed
 
     def abort(self, op: OpId) -> None:
         self._engine.abort((op.term, op.round, op.fragment, op.attempt))

@@ -1,12 +1,13 @@
 """Measuring links while no round runs, on a thread of its own: neither training nor membership waits for it.
 
 The thread "atoll-probe" begins with the first order. Links are measured one after another, so that each is seen alone;
-the engine sends nothing of them while an op runs.
+the engine sends nothing of them while an op runs. Whom this peer can dial is found out for all at once, and first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -30,22 +31,36 @@ class ProbeOrder:
     link_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ReachOrder:
+    """Rank 0 of each target; `trial_s` bounds all trials together."""
+
+    targets: Mapping[str, RankInfo]
+    trial_s: float
+
+
+_Entry = tuple[int, int, ProbeOrder | ReachOrder | None]
+
+
 class Prober:
-    """One peer's prober. `tell(links, failed)` is called on its thread when an order is done: what the links carried,
-    and, by target, why one was not measured. `begin` is for any one thread, `close` for any."""
+    """One peer's prober. `tell(links, failed)` is called on its thread when links were measured: what they carried,
+    and, by target, why one was not measured; `tell_reached(where, failed)` likewise when others were dialled: at which
+    address each was found, or why not. `begin` is for any one thread, `close` for any."""
 
     def __init__(
         self,
         peer: str,
         comm: NativeCommunicator,
         tell: Callable[[tuple[LinkRate, ...], dict[str, str]], None],
+        tell_reached: Callable[[dict[str, str], dict[str, str]], None] = lambda where, failed: None,
     ) -> None:
-        self._peer, self._comm, self._tell = peer, comm, tell
-        self._orders: queue.Queue[ProbeOrder | None] = queue.Queue(MOST_ORDERS)
+        self._peer, self._comm, self._tell, self._tell_reached = peer, comm, tell, tell_reached
+        self._orders: queue.PriorityQueue[_Entry] = queue.PriorityQueue(MOST_ORDERS)
+        self._numbers = itertools.count()  # of orders: those of one kind are taken in turn
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def begin(self, order: ProbeOrder) -> None:
+    def begin(self, order: ProbeOrder | ReachOrder) -> None:
         """Does not block."""
         if self._closed:
             return
@@ -53,22 +68,31 @@ class Prober:
             self._thread = threading.Thread(target=self._run, name="atoll-probe", daemon=True)
             self._thread.start()
         try:
-            self._orders.put_nowait(order)
+            self._put(1 if isinstance(order, ProbeOrder) else 0, order)
         except queue.Full:
-            self._tell((), dict.fromkeys(order.targets, f"{MOST_ORDERS} orders before it wait"))
+            failed = dict.fromkeys(order.targets, f"{MOST_ORDERS} orders before it wait")
+            if isinstance(order, ProbeOrder):
+                self._tell((), failed)
+            else:
+                self._tell_reached({}, failed)
 
     def close(self) -> None:
         """After the engine is closed: whatever waits is dropped. Idempotent."""
         self._closed = True
         with contextlib.suppress(queue.Full):
-            self._orders.put_nowait(None)
+            self._put(-1, None)
         if self._thread is not None:
             self._thread.join(JOIN_S)
 
+    def _put(self, place: int, order: ProbeOrder | ReachOrder | None) -> None:
+        self._orders.put_nowait((place, next(self._numbers), order))
+
     def _run(self) -> None:
-        while (order := self._orders.get()) is not None and not self._closed:
-            links, failed = self._measure(order)
-            self._tell(links, failed)
+        while (order := self._orders.get()[2]) is not None and not self._closed:
+            if isinstance(order, ReachOrder):
+                self._tell_reached(*self._comm.reach(order.targets, order.trial_s))
+            else:
+                self._tell(*self._measure(order))
 
     def _measure(self, order: ProbeOrder) -> tuple[tuple[LinkRate, ...], dict[str, str]]:
         links: list[LinkRate] = []

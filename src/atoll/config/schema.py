@@ -427,7 +427,8 @@ class LocalSection(Section):
     bind: Annotated[
         str,
         Field(
-            description="address that the engine listens on; empty: loopback if the coordinator is there, else all"
+            description="address or interface that the engine listens on; empty or auto: loopback if the coordinator "
+            "is there, else all, IPv4 and IPv6"
         ),
     ] = ""
     port: Annotated[int, Field(ge=0, le=65535, description="the engine's port; 0: any free one")] = 0
@@ -435,7 +436,11 @@ class LocalSection(Section):
         int, Field(ge=0, le=65535, description="where others fetch state from; 0: any free port")
     ] = 0
     advertise: Annotated[
-        str, Field(description="address that others use to reach this peer; empty: found out")
+        str,
+        Field(
+            description="addresses, host names or interfaces where others reach this peer, separated by commas; empty "
+            "or auto: found out"
+        ),
     ] = ""
     device: Annotated[str, Field(description='"cpu", "cuda", "cuda:1", "mps"')] = "cpu"
     threads: Annotated[int, Field(ge=0, description="torch threads; 0: torch's own choice")] = 0

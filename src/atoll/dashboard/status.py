@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.dashboard.words import bytes_text, clock_text, counted, number_text
-from atoll.membership.operator import PeerStatus, Remark, StandingBy, Status
+from atoll.membership.operator import PeerStatus, ReachStatus, Remark, StandingBy, Status
 from atoll.values import LinkRate
 
 SHOWN_REMARKS = 6
 SHOWN_LINKS = 12
+SHOWN_REACH = 16  # of peers: above, pairs that lack an edge are told in sentences only
 SHOWN_PEERS = 12  # a wider table of links is not read by anybody
 
 _STYLE = {
@@ -42,6 +43,7 @@ def render(status: Status | StandingBy) -> RenderableType:
         names = sorted({name for link in links for name in (link.source, link.target)})
         few = len(names) <= SHOWN_PEERS
         parts.append(_matrix(links, names) if few else _slowest(links))
+    parts += _reach(status.reach) if status.reach is not None else []
     parts += [_remarks("failed lately", status.failures)] if status.failures else []
     parts += [_remarks("decided lately", status.reasons)] if status.reasons else []
     return Group(*parts)
@@ -134,6 +136,33 @@ def _matrix(links: Sequence[LinkRate], names: Sequence[str]) -> Table:
         cells = [_rate(found.get((source, target))) if source != target else "" for target in names]
         table.add_row(escape(source), *cells)
     return table
+
+
+def _reach(reach: ReachStatus) -> list[RenderableType]:
+    """Rows dial columns; nothing where all reach all."""
+    says: list[RenderableType] = [_sentences("reach", reach.says)] if reach.says else []
+    whole = not any(set(row) & {"-", "?"} for row in reach.rows)
+    if whole or len(reach.peers) > SHOWN_REACH:
+        return says
+    table = Table(box=None, pad_edge=False, header_style="bold", title=None)
+    table.add_column("dials")
+    for name in reach.peers:
+        table.add_column(escape(name), justify="right")
+    for i, name in enumerate(reach.peers):
+        cells = [_way(letter, reach.rows[j][i]) for j, letter in enumerate(reach.rows[i])]
+        table.add_row(escape(name), *cells)
+    return [table, *says]
+
+
+def _way(there: str, back: str) -> Text:
+    """A cell: whether the row's peer can dial the column's, or that one calls it, or neither."""
+    if there == "+":
+        return Text("yes", style="green")
+    if there == "-":
+        return (
+            Text("called", style="yellow") if back == "+" else Text("no", style="red" if back == "-" else "")
+        )
+    return Text("?" if there == "?" else "")
 
 
 def _rate(link: LinkRate | None) -> str:

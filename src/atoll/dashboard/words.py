@@ -63,6 +63,13 @@ def sentence(source: str, event: events.Event) -> str | None:
             return f"what {', '.join(sorted(dropped))} read in round {number} is dropped, and not read again"
         case events.OldPositionsUsed(reason=reason) | events.SameDataRead(reason=reason):
             return reason
+        case events.AddressDoubted(reason=reason):
+            return f"{source}: {reason}"
+        case events.ReachChanged(none=none) if none:
+            pairs = ", ".join(f"{edge.source} and {edge.target}" for edge in none[:4]) + ", ..." * (
+                len(none) > 4
+            )
+            return f"rounds go round pairs that cannot reach each other: {pairs}"
         case events.DataRanDry(slots=0):
             return f"{source} holds no data slot, and none is left: it takes no step until the next round"
         case events.DataRanDry(slots=slots):

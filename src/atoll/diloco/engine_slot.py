@@ -7,12 +7,12 @@ thread has opened an engine. The session owns it, and closes it.
 from __future__ import annotations
 
 from atoll.comm.native import NativeCommunicator, Tls
-from atoll.comm.prober import ProbeOrder, Prober
+from atoll.comm.prober import ProbeOrder, Prober, ReachOrder
 from atoll.diloco.exchange import Exchange
 from atoll.diloco.ranked_member import AnyMember
 from atoll.errors import ConfigError
 from atoll.membership.client import Admission
-from atoll.membership.messages import Probe, Probed
+from atoll.membership.messages import Probe, Probed, Reach, Reached
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
 from atoll.values import OpId
@@ -62,7 +62,12 @@ class EngineSlot:
         except ValueError as error:
             raise ConfigError(f"net.congestion: {error}") from None
         if rank == 0:
-            self.prober = Prober(peer, self.comm, lambda links, failed: member.probed(Probed(links, failed)))
+            self.prober = Prober(
+                peer,
+                self.comm,
+                lambda links, failed: member.probed(Probed(links, failed)),
+                lambda where, failed: member.probed(Reached(where, failed)),
+            )
         return self.comm
 
     def close(self) -> None:
@@ -89,6 +94,10 @@ class EngineSlot:
         if self.exchange is not None:
             self.exchange.serve()
 
-    def probe(self, order: Probe) -> None:
-        if self.prober is not None:
+    def probe(self, order: Probe | Reach) -> None:
+        if self.prober is None:
+            return
+        if isinstance(order, Reach):
+            self.prober.begin(ReachOrder(order.targets, order.trial_s))
+        else:
             self.prober.begin(ProbeOrder(order.targets, order.num_bytes, order.connections, order.link_s))

@@ -65,9 +65,10 @@ def join(
     are kept in `out/<run>/identity`, so that it needs no token when it starts again.
     `steps` is the run's length in inner steps (None: until the data ends). `peer` is this peer's name in the run
     (default: host name and pid). `wait_s` waits for a coordinator that is not up yet. `bind`, `port` and `advertise`
-    are the engine's own address (default: loopback for a coordinator on loopback, else every interface and the one that
-    reaches the coordinator); `sidecar_port` is where state is fetched from, 0 for any free one. `max_up` and `max_down`
-    cap what it moves ("200 Mbit/s"; "": no limit). Events go to `out/<run>/<peer>.jsonl`; None writes none.
+    are the engine's own addresses, or interfaces, several separated by commas in `advertise` (default: loopback for a
+    coordinator on loopback, else every interface and the one that reaches the coordinator); `sidecar_port` is where
+    state is fetched from, 0 for any free one. `max_up` and `max_down` cap what it moves ("200 Mbit/s"; "": no limit).
+    Events go to `out/<run>/<peer>.jsonl`; None writes none.
 
     `checkpoints` is a folder: versions that the coordinator names are saved there while training goes on, and the
     newest is gone on from when the optimizer is made, unless `fresh`. Saves are taken in `session.safe_point()`, which

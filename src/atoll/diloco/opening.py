@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from atoll import log
 from atoll.clock import Clock
 from atoll.diloco.badge import Badge
 from atoll.diloco.data import Data
@@ -23,13 +24,13 @@ from atoll.diloco.round import Rounds
 from atoll.diloco.safekeeping import Safekeeping
 from atoll.diloco.schedule import OuterSchedule
 from atoll.errors import ConfigError
-from atoll.events import EventLog, InnerStateMissed
+from atoll.events import AddressDoubted, EventLog, InnerStateMissed
 from atoll.membership.client import Admission
 from atoll.membership.differences import layout_difference
 from atoll.membership.leases import SlotTable
 from atoll.membership.messages import CatchUp, Declare, Scalar
 from atoll.mesh.crew import Crew
-from atoll.network.addresses import EngineAddress
+from atoll.network.addresses import EngineAddress, seen_from_outside
 from atoll.network.line import Line
 from atoll.plan.grid import Grid
 from atoll.plan.memory import own_part_bytes
@@ -38,6 +39,8 @@ from atoll.state.feedback import Share, chosen_beta
 from atoll.state.inner_state import InnerState
 from atoll.state.tensors import ModelTensors
 from atoll.values import ParameterInfo, Range, RankInfo
+
+_log = log.get(__name__)
 
 MOST_ATTEMPTS = 20
 """membership.max_attempts is at most this (config.schema); the coordinator decides, peers only bound their wait."""
@@ -206,14 +209,19 @@ class Opening:
         return Line(-(-self.line.max_up // ranks), -(-self.line.max_down // ranks), self.line.congestion)
 
     def _rank(self, port: int, sidecar_port: int, ranges: tuple[Range, ...]) -> RankInfo:
-        line = self._own_line()
+        line, engine = self._own_line(), seen_from_outside(self.engine, self.admission.seen_as)
+        if self.crew.is_lead:
+            for doubt in engine.doubts:
+                _log.warning("%s", doubt)
+                self.events.emit(AddressDoubted(address=", ".join(engine.hosts), reason=doubt))
         return RankInfo(
-            host=self.engine.advertise,
+            host=engine.advertise,
             port=port,
             ranges=ranges,
             max_up=line.max_up,
             max_down=line.max_down,
             sidecar_port=sidecar_port,
+            more_hosts=engine.more,
         )
 
     def _declaration(

@@ -20,6 +20,7 @@ from atoll.membership.messages import (
     CaughtUp,
     Declare,
     Probed,
+    Reached,
     Ready,
     Verdict,
     View,
@@ -211,7 +212,7 @@ class RankedMember:
         if self._member is not None:
             self._member.applied(message)
 
-    def probed(self, message: Probed) -> None:
+    def probed(self, message: Probed | Reached) -> None:
         self.lead.probed(message)
 
     def leave(self, reason: str, done: bool, timeout_s: float = LEAVE_S) -> None:

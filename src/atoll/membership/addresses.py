@@ -8,6 +8,11 @@ from atoll.errors import ConfigError
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port` as (host, port). Raises ConfigError."""
     host, colon, port = address.rpartition(":")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ConfigError(
+            f"{address!r} may be an IPv6 address, and where its port begins is not clear; write it in brackets, "
+            f"for example [{host}]:{port or 7070}"
+        )
     if colon and host and port.isdecimal() and 0 < int(port) < 65536:
         return host.removeprefix("[").removesuffix("]"), int(port)
     raise ConfigError(

@@ -19,6 +19,7 @@ from atoll.membership.coordinator_draft import Draft
 from atoll.membership.coordinator_state import CatchingUp, CoordinatorState, PeerRecord, counted, ids
 from atoll.membership.messages import Applied, CatchUp, CaughtUp, Declare, Serve, SnapshotWanted
 from atoll.membership.rates import by_uplink
+from atoll.membership.ways import unreached
 from atoll.values import CODECS, Source
 
 MAX_SOURCES = 8
@@ -261,15 +262,19 @@ def _tell(draft: Draft, record: PeerRecord, held: CatchingUp, sources: tuple[Sou
 
 
 def _sources(state: CoordinatorState) -> tuple[Source, ...]:
-    """The sidecars of the members with the fastest uplinks, as far as these are known; then the oldest."""
+    """The sidecars of the members with the fastest uplinks, as far as these are known; then the oldest; last those whom
+    no member reaches. One at several hosts is several sources, of which some may answer."""
     known = by_uplink(state.rates)
+    shut = unreached(state.ways, ids(state.members())) if state.ways else {}
     first = (state.peers[peer] for peer in known if peer in state.peers)
     rest = (record for record in state.members() if record.peer not in known)
     serving = (each for each in chain(first, rest) if each.member and each.connected and _sidecar(each))
-    return tuple(
-        Source(record.peer, record.ranks[0].host, record.ranks[0].sidecar_port)
-        for record in islice(serving, MAX_SOURCES)
+    sources = (
+        Source(record.peer, host, record.ranks[0].sidecar_port)
+        for record in (sorted(serving, key=lambda record: record.peer in shut) if shut else serving)
+        for host in record.ranks[0].bare_hosts()
     )
+    return tuple(islice(sources, MAX_SOURCES))
 
 
 def _sidecar(record: PeerRecord) -> int:

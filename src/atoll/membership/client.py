@@ -30,6 +30,8 @@ from atoll.membership.messages import (
     PeerMessage,
     Probe,
     Probed,
+    Reach,
+    Reached,
     Ready,
     SlotsWanted,
     SnapshotWanted,
@@ -70,7 +72,7 @@ class Member:
         on_abort: Callable[[OpId], None],
         on_session_key: Callable[[bytes], None] = lambda key: None,
         on_serve: Callable[[], None] = lambda: None,
-        on_probe: Callable[[Probe], None] = lambda order: None,
+        on_probe: Callable[[Probe | Reach], None] = lambda order: None,
         wait_s: float = 0.0,
         connect_s: float = 10.0,
         secure: Secure | None = None,
@@ -210,8 +212,8 @@ class Member:
         """
         return self._desk.take_order(timeout_s)
 
-    def probed(self, message: Probed) -> None:
-        """What links were measured to carry. Any thread."""
+    def probed(self, message: Probed | Reached) -> None:
+        """What links were measured to carry, or whom this peer reaches. Any thread."""
         self._say(message)
 
     def leave_for(self, reason: str) -> None:

@@ -21,6 +21,7 @@ from atoll.membership import (
     liveness,
     operator_requests,
     probing,
+    reach,
     rounds,
     verdicts,
 )
@@ -35,6 +36,7 @@ from atoll.membership.messages import (
     HeartbeatAck,
     Leave,
     Probed,
+    Reached,
     Ready,
     Scalar,
     SlotsWanted,
@@ -187,6 +189,8 @@ def _hear(draft: Draft, record: PeerRecord, event: PeerSaid) -> bool:
         case Probed():
             probing.hear_probed(draft, record, message)
             return False
+        case Reached():
+            reach.hear_reached(draft, record, message)
         case Ready():
             rounds.record_ready(draft, record, message)
         case SlotsWanted():
@@ -238,6 +242,7 @@ def _decide(draft: Draft) -> str:
     _start_run(draft)
     operator_requests.settle_stop(draft)
     _end_run(draft)
+    reach.ask(draft)
     probing.ask(draft)
     return draft.state.over or rounds.advance_round(draft)
 

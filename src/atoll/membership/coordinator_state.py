@@ -17,6 +17,7 @@ from atoll.membership.messages import CatchUp, Ready, Scalar, Verdict, Vote
 from atoll.membership.rates import Rates
 from atoll.membership.recollection import Recollection
 from atoll.membership.settings import CoordinatorSettings
+from atoll.membership.ways import Ways
 from atoll.values import Edge, ParameterInfo, Plan, RankInfo
 
 Layout = dict[str, ParameterInfo]
@@ -148,8 +149,11 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     while it was learning; until `relearns_until_s` peers are waited for that may know more. `commit` is the last
     committed verdict, `verdict` the last of any outcome. `norms` are the medians of the last committed rounds,
     `offences` the rounds in which peers' updates were refused, `rates` what the links were seen to carry, `probed`
-    the members whose links were asked for. `done` if the last member to go had all it was asked for.
-    `diverging_rounds` is how many of the last rounds in a row had no finite update. `short_since_s` is since when
+    the members whose links were asked for. `ways` is who can dial whom, `dialled` the processes (by peer) that were
+    asked, `dials_due_s` until when those that have not answered are waited for; at `dial_again_s` pairs without an
+    edge are asked about again, and `told_edges` are those, and those that go one way, as told last.
+    `done` if the last member to go had all it was asked for. `diverging_rounds` is how many of the last rounds in a row
+    had no finite update. `short_since_s` is since when
     there are too few members, `no_holder_since_s` since when nobody who is here holds the newest version.
     `saved_at_s` is the run's age at its last checkpoint. `stopping` says why the open round is to be the last, ""
     while it is not; `evictions` are by peer id. `slots` are the positions in the data and the leases, None if nothing
@@ -182,6 +186,11 @@ class CoordinatorState(msgspec.Struct, frozen=True):
     offences: Mapping[str, tuple[int, ...]] = {}
     rates: Rates = {}
     probed: frozenset[str] = frozenset()
+    ways: Ways = {}
+    dialled: dict[str, str] = {}
+    dials_due_s: dict[str, float] = {}
+    dial_again_s: float = 0.0
+    told_edges: tuple[tuple[Edge, ...], tuple[Edge, ...]] = ((), ())
     started: bool = False
     done: bool = False
     diverging_rounds: int = 0

@@ -21,6 +21,7 @@ from atoll.membership.messages import (
     HeartbeatAck,
     Leases,
     Probe,
+    Reach,
     Reduce,
     Refused,
     Serve,
@@ -56,6 +57,8 @@ def hear(state: MemberState, message: CoordinatorMessage) -> Outcome:
             return outcome(state, "somebody catches up", ServeOthers(version, stage))
         case Probe():
             return _hear_probe(state, message)
+        case Reach():
+            return _hear_reach(state, message)
         case Freeze():
             return _hear_freeze(state, message)
         case Reduce(plan=plan):
@@ -108,6 +111,12 @@ def _hear_probe(state: MemberState, message: Probe) -> Outcome:
     if state.phase not in (Phase.LOCAL, Phase.APPLYING):
         return outcome(state, f"ignored an order to measure the links to {targets} in phase {state.phase}")
     return outcome(state, f"the links to {targets} are measured", MeasureLinks(message))
+
+
+def _hear_reach(state: MemberState, message: Reach) -> Outcome:
+    """Whatever it does meanwhile: a trial moves no more than a hello."""
+    targets = ", ".join(sorted(message.targets))
+    return outcome(state, f"{targets} are dialled, to see whom this peer reaches", MeasureLinks(message))
 
 
 def _hear_freeze(state: MemberState, message: Freeze) -> Outcome:

@@ -16,6 +16,7 @@ from atoll.membership.messages import (
     Leave,
     PeerMessage,
     Probed,
+    Reached,
     Ready,
     SlotsWanted,
     SnapshotWanted,
@@ -65,6 +66,8 @@ def say(state: MemberState, message: PeerMessage) -> Outcome:
             return _say_caught_up(state, message)
         case Probed():
             return outcome(state, f"{state.peer} has measured its links", *send(state, message))
+        case Reached():
+            return outcome(state, f"{state.peer} knows whom it reaches", *send(state, message))
         case Leave():
             aborts = (AbortAttempt(state.op, message.reason),) if state.phase is Phase.REDUCING else ()
             over = replace(state, phase=Phase.OVER)

@@ -207,6 +207,24 @@ class Probed(Message, frozen=True):
     failed: dict[str, str]
 
 
+# ---- who reaches whom --------------------------------------------------------------------------------------------
+
+
+class Reach(Message, frozen=True):
+    """Coordinator: dial these members, rank 0 of each, all at once and whoever's turn it is; tell what came of it after
+    `trial_s` at most."""
+
+    targets: dict[str, RankInfo]
+    trial_s: float
+
+
+class Reached(Message, frozen=True):
+    """Peer: which of them said the right hello, at which address (`where`), and why the others did not."""
+
+    where: dict[str, str]
+    failed: dict[str, str]
+
+
 # ---- a round -----------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +371,7 @@ PeerMessage = (
     | CaughtUp
     | Probed
     | Leave
+    | Reached
 )
 CoordinatorMessage = (
     Challenge
@@ -371,6 +390,7 @@ CoordinatorMessage = (
     | Ended
     | AskToLeave
     | SessionKey
+    | Reach
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -200,6 +200,15 @@ class EvictedStatus(msgspec.Struct, frozen=True):
     left_s: float | None
 
 
+class ReachStatus(msgspec.Struct, frozen=True):
+    """Who can dial whom. `rows[i][j]` is of `peers[i]` dialling `peers[j]`: "+" it can, "-" it cannot, "?" not known,
+    "." itself. `says` is a sentence for each pair without an edge, and for each peer that nobody reaches."""
+
+    peers: tuple[str, ...]
+    rows: tuple[str, ...]
+    says: tuple[str, ...] = ()
+
+
 class Status(Message, frozen=True):
     """Coordinator: how the run stands.
 
@@ -207,7 +216,7 @@ class Status(Message, frozen=True):
     sentence each. `reasons` and `failures` are the newest decisions and failures, newest first. `tokens_per_s` is over
     the newest commits, all members together; None before two. `links` are the rates that engines saw, at most
     `status.MAX_LINKS` of them, slowest first; a link with "" for one end stands for all others together. `slots` None:
-    no data is leased.
+    no data is leased. `reach` None: nobody has been asked whom it can dial.
     """
 
     run: str
@@ -232,6 +241,7 @@ class Status(Message, frozen=True):
     failures: tuple[Remark, ...]
     links: tuple[LinkRate, ...]
     slots: SlotsStatus | None = None
+    reach: ReachStatus | None = None
 
 
 class StandingBy(Message, frozen=True):

@@ -20,6 +20,7 @@ from atoll.membership.messages import Ready, Reduce
 from atoll.membership.rates import known_links
 from atoll.membership.steps import PlanMade, StateDigest
 from atoll.membership.verdicts import skip
+from atoll.membership.ways import broken_pairs
 from atoll.values import CODECS, Edge, OpId, Plan, PlanChoice, PlanRequest
 
 
@@ -89,9 +90,11 @@ def _readies(ready: tuple[PeerRecord, ...]) -> dict[str, Ready]:
 
 
 def _choose_lanes(draft: Draft, ready: tuple[PeerRecord, ...], selection: Selection) -> PlanChoice | None:
-    """Lanes that avoid the links which broke in this round; None if members had to be dropped for it."""
+    """Lanes that avoid the links which broke in this round and the pairs that have none; None if members had to be
+    dropped for it."""
     members, round_ = ids(ready), draft.state.round
     broken = frozenset(edge for edge in round_.broken if edge.source in members and edge.target in members)
+    broken |= broken_pairs(draft.state.ways, members)
     choice = draft.make_lanes(_request(draft, ready, selection, broken))
     if choice.dropped and not round_.links_forgiven:
         draft.set_round(links_forgiven=True, broken=frozenset())

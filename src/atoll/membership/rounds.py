@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from atoll.membership import reach
 from atoll.membership.admission import lose
 from atoll.membership.coordinator_draft import Draft
 from atoll.membership.coordinator_state import PeerRecord, counted, ids, listed
@@ -72,6 +73,8 @@ def advance_round(draft: Draft) -> str:
     away = [record.peer for record in ready if not record.connected]
     if away:
         return f"round {state.round.number} waits for {listed(away)} to reconnect"
+    if waiting := reach.awaited(draft, ready):
+        return f"round {state.round.number}: {waiting}"
     if len(draft.state.members()) == len(members):
         plan_attempt(draft, ready)
     return ""

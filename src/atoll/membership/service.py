@@ -18,6 +18,7 @@ from atoll import log
 from atoll.clock import MonotonicClock
 from atoll.events import CoordinatorListening, EventLog
 from atoll.membership import auth, coordinator, gate, messages, status, steps
+from atoll.membership.addresses import join_address
 from atoll.membership.coordinator import CoordinatorState
 from atoll.membership.coordinator_draft import MakeLanes
 from atoll.membership.doorway import Doorway
@@ -124,7 +125,7 @@ class Service:
         tasks += [asyncio.create_task(each) for each in admitting]
         host, port = listeners[0].getsockname()[:2]
         restarted = bool(self._journal.records)
-        self._events.emit(CoordinatorListening(f"{host}:{port}", self._state.term, restarted))
+        self._events.emit(CoordinatorListening(join_address(host, port), self._state.term, restarted))
         ready(host, port)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

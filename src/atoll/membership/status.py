@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 from atoll import __version__
 from atoll.membership import exclusion, leases, liveness
-from atoll.membership.coordinator_state import CoordinatorState, PeerRecord
-from atoll.membership.operator import EvictedStatus, PeerStatus, Remark, SlotsStatus, Status
+from atoll.membership.coordinator_state import CoordinatorState, PeerRecord, ids
+from atoll.membership.operator import EvictedStatus, PeerStatus, ReachStatus, Remark, SlotsStatus, Status
 from atoll.membership.rates import known_links
 from atoll.membership.recollection import Commit, Said
+from atoll.membership.ways import broken_pairs, rows, unreached
 
 MAX_LINKS = 2500
+MAX_SAYS = 32
 
 OF_A_MEMBER = ("local", "ready", "reducing", "voted")
 """Phases of a heartbeat that say nothing about a peer that is no member (any more), or that the votes say better."""
@@ -52,6 +54,7 @@ def report(state: CoordinatorState, now_s: float) -> Status:
         failures=_remarks(recalled.failures, now_s),
         links=known_links(dict(slowest)),
         slots=_slots(state),
+        reach=_reach(state),
     )
 
 
@@ -79,6 +82,26 @@ def _slots(state: CoordinatorState) -> SlotsStatus | None:
         return None
     leased = sum(len(held) for held in table.leases.values())
     return SlotsStatus(count=table.count, epoch=table.epoch, leased=leased, unread=leases.unread(table))
+
+
+def _reach(state: CoordinatorState) -> ReachStatus | None:
+    if not state.ways:
+        return None
+    ways, members = state.ways, sorted(ids(state.members()))
+    pairs = sorted(edge for edge in broken_pairs(ways, members) if edge.source < edge.target)
+    says = [
+        f"{edge.source} and {edge.target} do not reach each other, so rounds go round them "
+        f"({edge.source}: {ways[edge.source, edge.target].says}; {edge.target}: {ways[edge.target, edge.source].says})"
+        for edge in pairs
+    ]
+    for peer, way in unreached(ways, members).items():
+        record = state.peers[peer]
+        where = f" at {record.ranks[0].host}:{record.ranks[0].port}" if record.ranks else ""
+        says.append(
+            f"nobody reaches {peer}{where} ({way.says}): it dials out, which is enough where the others can be "
+            "reached; to change that, see local.advertise, local.port, and its firewall or NAT"
+        )
+    return ReachStatus(tuple(members), rows(ways, members), tuple(says[:MAX_SAYS]))
 
 
 def _stands(state: CoordinatorState, record: PeerRecord, now_s: float) -> tuple[str, str]:

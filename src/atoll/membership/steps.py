@@ -13,7 +13,7 @@ import msgspec
 
 from atoll import events
 from atoll.membership.leases import SlotTable
-from atoll.membership.messages import CatchUp, CoordinatorMessage, Message, PeerMessage, Probe, Verdict
+from atoll.membership.messages import CatchUp, CoordinatorMessage, Message, PeerMessage, Probe, Reach, Verdict
 from atoll.membership.operator import Done, OperatorOrder
 from atoll.values import OpId, Plan
 
@@ -156,9 +156,9 @@ class ServeOthers(msgspec.Struct, frozen=True):
 
 
 class MeasureLinks(msgspec.Struct, frozen=True):
-    """To the prober: it answers with `Probed`."""
+    """To the prober: it answers with `Probed`, or `Reached`."""
 
-    order: Probe
+    order: Probe | Reach
 
 
 class TellLeases(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll import events
-from atoll.membership import exclusion, leasing, saving
+from atoll.membership import exclusion, leasing, reach, saving
 from atoll.membership.admission import dismiss, end_run, lose
 from atoll.membership.catching_up import left_behind, start_over
 from atoll.membership.coordinator_draft import Draft
@@ -112,6 +112,7 @@ def _await_answers(draft: Draft, attempt: Attempt, waiting: list[str]) -> None:
         lose(draft, draft.state.peers[peer], why)
     broken = frozenset(edge for vote in attempt.votes.values() for edge in vote.broken)
     draft.set_round(attempt=None, broken=draft.state.round.broken | broken)
+    reach.doubt(draft, broken)
 
 
 def _settle_difference(draft: Draft, attempt: Attempt) -> None:
@@ -177,6 +178,7 @@ def _learn_rates(draft: Draft, attempt: Attempt) -> None:
     number, members = attempt.plan.op.round, ids(draft.state.members())
     rates, changed = learn(draft.state.rates, reports, number, members)
     draft.set(rates=rates)
+    reach.learn_used(draft, reports)
     if changed:
         draft.emit(events.RatesMeasured(round=number, links=changed))
 

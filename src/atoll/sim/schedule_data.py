@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from atoll import events
 from atoll.membership import leases, leasing
 from atoll.membership.coordinator_state import CoordinatorState
 from atoll.membership.leases import Lease, Position, Read, Reads, SlotTable
 from atoll.membership.messages import Ready, Verdict
-from atoll.membership.steps import Effect, Emit, Journal, LeasesChanged, VerdictMade, VersionLearned
+from atoll.membership.steps import (
+    CloseConnection,
+    Effect,
+    Emit,
+    Journal,
+    LeasesChanged,
+    VerdictMade,
+    VersionLearned,
+)
 
 LENGTHS = (5, 3, 8, 1, 4, 6, 2, 7, 3, 5)
 MOST_READ = 9
@@ -79,7 +87,7 @@ class SlotHistory:
         self._truth, self._table = _unread(), None
         self._forgotten = self._told_forgotten = False
 
-    def check_step(self, effects: Iterable[Effect], after: CoordinatorState) -> None:
+    def check_step(self, effects: Sequence[Effect], after: CoordinatorState) -> None:
         """The table that the coordinator goes by is the journaled one, and who is gone holds nothing."""
         table = self._table
         self._told_old = False
@@ -97,7 +105,15 @@ class SlotHistory:
         self._require(held == ({} if table is None else table.leases), "leases are not the journaled ones")
         learning = after.relearns_until_s is not None
         attempt = after.round.attempt
-        if after.started and not learning and not after.over and (attempt is None or attempt.failed):
+        # A stranger's late word, the first that a restarted coordinator hears, decides nothing yet.
+        decided = not all(isinstance(effect, CloseConnection) for effect in effects)
+        if (
+            decided
+            and after.started
+            and not learning
+            and not after.over
+            and (attempt is None or attempt.failed)
+        ):
             gone = sorted(held.keys() - after.peers.keys())
             self._require(not gone, f"{', '.join(gone)} is gone and still holds data slots")
 

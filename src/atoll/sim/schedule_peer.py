@@ -8,6 +8,7 @@ step by the verdicts that it obeys; rounds skipped without its hearing of them i
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,8 @@ from atoll.membership.messages import (
     Heartbeat,
     Leave,
     PeerMessage,
+    Reach,
+    Reached,
     Ready,
     SlotsWanted,
     SnapshotWanted,
@@ -35,6 +38,7 @@ from atoll.membership.steps import (
     CoordinatorSaid,
     Disconnected,
     Fail,
+    MeasureLinks,
     MemberEvent,
     Order,
     RequestFreeze,
@@ -55,7 +59,12 @@ if TYPE_CHECKING:
 
 LAYOUT = (ParameterInfo("w", (8,), "float32"),)
 TICK_S = 0.9
+TRIAL_S = 0.3
 PACE = (0.5, 2.0)
+
+
+def _dials(peer: str, other: str) -> bool:
+    return zlib.crc32(f"{peer} dials {other}".encode()) % 4 > 0
 
 
 class Process:
@@ -157,11 +166,21 @@ class VirtualPeer(Process):
                 case RequestFreeze(round=number):
                     self.freeze_round = max(self.freeze_round, number)
                     self._train()
+                case MeasureLinks(order=Reach() as order):
+                    self.world.after(TRIAL_S, self, lambda order=order: self._say_reached(order))
                 case RequestLeave():
                     self.asked_to_leave = True
                     self._train()
                 case Fail(reason=reason):
                     self.end(reason)
+
+    def _say_reached(self, order: Reach) -> None:
+        """Of any two some cannot dial each other: which, their names decide."""
+        if self.ended:
+            return
+        where = {each: "somewhere" for each in order.targets if _dials(self.peer, each)}
+        failed = {each: "no answer" for each in order.targets if each not in where}
+        self._say(Reached(where, failed))
 
     def _say(self, message: PeerMessage) -> None:
         self.feed(TrainerSaid(message))

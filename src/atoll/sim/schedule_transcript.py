@@ -19,6 +19,8 @@ from atoll.membership.messages import (
     Message,
     Probe,
     Probed,
+    Reach,
+    Reached,
     Ready,
     Reduce,
     Refused,
@@ -137,6 +139,10 @@ def describe_message(message: Message) -> str:
             return f"measure the links to {','.join(sorted(targets))}"
         case Probed(links=links, failed=failed):
             return f"measured {len(links)} links, not {','.join(sorted(failed)) or 'one'}"
+        case Reach(targets=targets):
+            return f"dial {','.join(sorted(targets))}"
+        case Reached(where=where, failed=failed):
+            return f"reached {','.join(sorted(where)) or 'nobody'}, not {','.join(sorted(failed)) or 'one'}"
         case Applied(version=version, digest=digest):
             return f"applied version {version} digest {digest}"
         case Abort(op=op, reason=reason):
