@@ -69,12 +69,14 @@ class Badge:
         """For the engine."""
         return Tls(self.identity.certificate, self.identity.key, self.identity.authority, named=True)
 
-    async def renew(self, address: str, secure: Secure) -> Secure:
+    async def renew(self, address: str, secure: Secure) -> tuple[Secure, float]:
         """Another certificate for the same peer. The engine and the sidecar keep the one they have: whom they let in is
         a matter of the session key, which only those get whom the coordinator still lets in."""
         key, public = new_key()
         reply = await decided(address, b"", Enrol(self.run, self.peer, public), secure)
-        return _badge(self.run, self.peer, reply, key, self.identity.authority, self.file).secure
+        badge = _badge(self.run, self.peer, reply, key, self.identity.authority, self.file)
+        assert isinstance(reply, Enrolled)
+        return badge.secure, reply.renew_s
 
 
 def enrol(

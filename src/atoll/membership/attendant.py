@@ -47,8 +47,9 @@ from atoll.values import OpId, Plan
 OUTBOX_MESSAGES = 1024
 RENEW_AGAIN_S = 60.0
 
-Renew = Callable[[str, Secure], Awaitable[Secure]]
-"""Get another certificate from the coordinator at this address. Runs on the event loop; raises AtollError."""
+Renew = Callable[[str, Secure], Awaitable[tuple[Secure, float]]]
+"""Get another certificate from the coordinator at this address, and in how many seconds the next one is due. Runs on
+the event loop; raises AtollError."""
 
 _FAILURES: dict[str, type[AtollError]] = {
     "refused": Refused,
@@ -179,15 +180,16 @@ class Attendant:
         await asyncio.sleep(renew_s)
         while True:
             try:
-                secure = await self._renew(who.address, who.secure)
+                secure, renew_s = await self._renew(who.address, who.secure)
             except AtollError as error:
                 _log.warning(
                     "cannot renew this peer's certificate: %s; trying again in %.0f s", error, RENEW_AGAIN_S
                 )
                 await asyncio.sleep(RENEW_AGAIN_S)
             else:
-                self._search.come_as(msgspec.structs.replace(who, secure=secure))
-                return
+                who = msgspec.structs.replace(who, secure=secure)
+                self._search.come_as(who)
+                await asyncio.sleep(renew_s)
 
     def _note_admission(self, admission: Admission) -> None:
         key, self._session_key = self._session_key, admission.session_key

@@ -107,9 +107,10 @@ class Done(Message, frozen=True):
 
 
 class Enrolled(Message, frozen=True):
-    """Coordinator: the certificate, in PEM."""
+    """Coordinator: the certificate, in PEM, and in how many seconds to ask for the next one."""
 
     certificate: str
+    renew_s: float
 
 
 class RunSettings(Message, frozen=True):

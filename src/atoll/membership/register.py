@@ -78,9 +78,11 @@ class Register:
     """One coordinator's tokens and certificates."""
 
     def __init__(
-        self, *, wall_time_s: Callable[[], float] = time.time, certificate_s: float = CERTIFICATE_S
+        self, *, wall_time_s: Callable[[], float] = time.time, certificate_s: float | None = None
     ) -> None:
-        self._wall_time_s, self._certificate_s = wall_time_s, certificate_s
+        """`certificate_s` None: CERTIFICATE_S."""
+        self._wall_time_s = wall_time_s
+        self._certificate_s = CERTIFICATE_S if certificate_s is None else certificate_s
         self._tokens: dict[str, TokenMade] = {}
         self._revoked: set[str] = set()
         self._certificates: dict[str, Certified] = {}

@@ -120,9 +120,10 @@ class Registrar:
             certificate, serial = trust.certify(peer, request.public_key)
         except ValueError as error:
             return Done(False, f"its key is no use: {error}")
-        self._keep(self._register.certified(serial, peer, who.token))
-        self._emit(PeerCertified(peer=peer, serial=f"{serial:x}", token=who.token, renewed=bool(who.serial)))
-        return Enrolled(certificate)
+        kept = self._register.certified(serial, peer, who.token)
+        self._keep(kept)
+        self._emit(PeerCertified(peer=peer, serial=kept.serial, token=who.token, renewed=bool(who.serial)))
+        return Enrolled(certificate, self._register.renew_s(kept.serial))
 
     def _make_token(self, request: MakeToken) -> Reply:
         refusal = self._register.refusal_to_make(request.scope, request.for_s, request.note)
