@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from atoll.cli.join_line import print_lines
+from atoll.cli.join_line import join_line, print_lines
 from atoll.config.schema import RunConfig
 from atoll.errors import ConfigError
 from atoll.network.authority import Authority
@@ -45,8 +45,12 @@ def publisher_of(
         bootstrap=bootstrap_of(config.dht.bootstrap),
         advertise=[each.strip() for each in advertise.split(",") if each.strip()],
     )
-    port = publisher.port
+    named = f"{SCHEME}HOST:{publisher.port}"
     print_lines(
-        console, [f"dht: UDP port {port}; in join lines {SCHEME}HOST:{port} may stand for the address"]
+        console,
+        [
+            f"the DHT is on UDP port {publisher.port}; by it, also when the coordinator has moved:",
+            join_line(named, config.run.name, authority.fingerprint),
+        ],
     )
     return publisher
