@@ -21,7 +21,7 @@ from atoll.config.schema import RunConfig
 from atoll.errors import AtollError, Refused
 
 if TYPE_CHECKING:
-    from atoll.cli.checks.examined import Examining
+    from atoll.cli.checks.record import Examining
     from atoll.network.checks.finding import Finding
 
 BOUND_S = 30.0
