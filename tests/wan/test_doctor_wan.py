@@ -51,7 +51,8 @@ def network() -> Iterator[Any]:
 def swarm(network: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrustedWanSwarm]:
     """One member that trains, at a site that anyone can reach."""
     with TrustedWanSwarm(network, tmp_path_factory.mktemp("swarm"), start_peers=1, **WAITS) as swarm:
-        swarm.trusted("p0", 1.0, *LONG)
+        trust = ["--authority", swarm.authority.fingerprint, "--token-file", swarm.token_file]
+        swarm.quadratic("p0", 1.0, *trust, *LONG)
         swarm.wait(lambda: len(swarm.events("RoundCommitted")) >= 2, within_s=90, what="two rounds")
         yield swarm
 
