@@ -198,8 +198,8 @@ def test_a_member_that_cannot_be_reached_is_named(
         code, told = asked(capsys, coordinator.address, "--run", "run")
         assert ("ports out", "out") in problems(told)
         (outward,) = named(told, "ports out")
-        assert "no way from here to bern at 127.0.0.1:1" in outward["sentence"]
-        assert "on bern's machine open TCP port 1" in outward["remedy"]
+        assert "no way from here to bern at 127.0.0.1:" in outward["sentence"]
+        assert "on bern's machine open TCP port" in outward["remedy"]
         assert code in (3, 11)
         assert code == 11 or ("versions", "machine") not in problems(told)
 

@@ -70,7 +70,7 @@ def test_members_and_what_a_round_moves_are_told(coordinator: CoordinatorThread)
     try:
         member.join()
         told = asyncio.run(examine(coordinator.address, TOKEN, None)).told
-        assert told.members == (MemberSeen("bern", RankInfo("127.0.0.1", 1, ())),)
+        assert told.members == (MemberSeen("bern", RankInfo("127.0.0.1", 0, ())),)
         assert (told.num_members, told.elements, told.codec) == (1, 6, "int8")
         assert told.wire_bytes == 10
         before = ask_status(coordinator.address, TOKEN)

@@ -22,9 +22,9 @@ from atoll.diloco.badge import way_in
 from atoll.errors import ConfigError, LocalError, Refused, Unreachable
 from atoll.membership.examining_link import Examination, examine
 from atoll.membership.link import Resolver
-from atoll.network.addresses import EngineAddress, engine_address
+from atoll.network.addresses import EngineAddress, engine_address, host_of, seen_from_outside
 from atoll.network.checks import inbound, lines
-from atoll.network.checks.finding import Finding, problem
+from atoll.network.checks.finding import Finding, problem, warning
 from atoll.network.checks.inbound import Seen
 
 RESOLVE_S = 3.0
@@ -132,7 +132,9 @@ def _own_address(address: str, held: Examining) -> EngineAddress | None:
 
 def _listener(where: EngineAddress, held: Examining) -> socket.socket | None:
     """Where the engine would listen. SO_REUSEPORT, because the same port also dials."""
-    listener = socket.socket(socket.AF_INET6 if ":" in where.bind else socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(
+        socket.AF_INET6 if ":" in (where.bind or where.advertise) else socket.AF_INET, socket.SOCK_STREAM
+    )
     try:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             listener.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -176,22 +178,26 @@ def _inward(seen: Examination, where: EngineAddress, held: Examining) -> Seen | 
         dialed={each.port: each.why for each in seen.dialed},
         mapped=seen.mapped,
     )
-    advertise, resolved, why_not = where.advertise, [where.advertise], ""
-    try:
-        resolved = resolve(advertise)
-    except OSError as error:
-        why_not = str(error.strerror or "").lower() or f"no answer in {RESOLVE_S:g} s"
     own = {text for texts in lines.own_addresses().values() for text in texts}
-    held.findings.append(
-        inbound.advertised(
-            advertise,
-            resolved,
-            why_not,
-            coordinator_host=seen.coordinator_host,
-            seen=found,
-            own=own,
-        )
+    resolved, why_not = [], ""
+    hosts = seen_from_outside(where, seen.told.seen_host).hosts
+    for host in hosts:
+        try:
+            resolved += resolve(host_of(host))
+        except OSError as error:
+            why_not = str(error.strerror or "").lower() or f"no answer in {RESOLVE_S:g} s"
+    told = inbound.advertised(
+        ", ".join(hosts),
+        resolved,
+        "" if resolved else why_not,
+        coordinator_host=seen.coordinator_host,
+        seen=found,
+        own=own,
     )
+    if where.doubts and told.grade == "ok":
+        remedy = f"leave local.advertise and local.bind out, or set local.advertise={seen.told.seen_host}"
+        told = warning("advertised", "; ".join(where.doubts), remedy, about="in", details=told.details)
+    held.findings.append(told)
     if not seen.dialed:
         return None
     held.findings += [inbound.nat(found), inbound.port_in(found)]
