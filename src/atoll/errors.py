@@ -14,7 +14,7 @@ AtollError                    exit code
 └── DataError                 8   the corpus: empty, unreadable, or too many bad rows
 
 Messages say what happened, with which values, and what to do. Exit 0 means that every step that was
-asked for was committed; 130 and 143 are SIGINT and SIGTERM.
+asked for was committed; 130 and 143 are SIGINT and SIGTERM. 10, 11 and 12 are findings of `atoll doctor`.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from atoll.cli.coordinator import coordinator
 from atoll.cli.data.prep import prep
 from atoll.cli.data.stats import stats
 from atoll.cli.demo import demo
+from atoll.cli.doctor import doctor
 from atoll.cli.evict import evict
 from atoll.cli.join import join
 from atoll.cli.launch import launch
@@ -50,7 +51,7 @@ stands.
 
 EPILOGUE = """Exit codes: 0 done; 2 usage or config; 3 this machine (port in use, no space); 4 cannot reach; \
 5 refused (token, version, other model or settings); 6 quorum lost; 7 diverged or not finite; 8 data; \
-9 another rank of the same peer is lost; 130 and 143 stopped by SIGINT and SIGTERM."""
+9 another rank of the same peer is lost; 10, 11, 12 `atoll doctor` alone; 130 and 143 stopped by SIGINT and SIGTERM."""
 
 COMMANDS = {
     "demo": demo,
@@ -59,6 +60,7 @@ COMMANDS = {
     "join": join,
     "launch": launch,
     "plan": plan,
+    "doctor": doctor,
     "status": status,
     "stop": stop,
     "leave": leave,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import aiohttp
@@ -107,7 +108,7 @@ def ask_leader(
 def _reason(error: Unreachable) -> str:
     """What is in the brackets of `_unreachable`, or all of it."""
     cause = error.__cause__
-    return str(cause) if isinstance(cause, _NothingHeardError) else str(error)
+    return str(cause) if isinstance(cause, NothingHeardError) else str(error)
 
 
 _REPLIES: Final[dict[type[Request], type[Reply]]] = {
@@ -133,7 +134,7 @@ async def ask(address: str, token: bytes, request: Request, secure: Secure | Non
         async with asyncio.timeout(ASK_S):
             websocket = await dial(http, address, OPERATOR_PATH, secure)
             try:
-                conversation = _Conversation(websocket)
+                conversation = Conversation(websocket)
                 await conversation.prove(address, who)
                 await conversation.say(request)
                 told = _REPLIES.get(type(request), Done)
@@ -141,34 +142,42 @@ async def ask(address: str, token: bytes, request: Request, secure: Secure | Non
             finally:
                 with contextlib.suppress(TimeoutError, OSError):  # it was heard, or it is gone
                     await asyncio.wait_for(websocket.close(), CLOSE_S)
-    except _NothingHeardError as why:
+    except NothingHeardError as why:
         raise _unreachable(address, why) from why
     except TimeoutError:
-        why = _NothingHeardError(f"no answer in {ASK_S:g} s")
+        why = NothingHeardError(f"no answer in {ASK_S:g} s")
         raise _unreachable(address, why) from why
     except (OSError, aiohttp.ClientError) as error:
-        why = _NothingHeardError(phrase(error))
+        why = NothingHeardError(phrase(error))
         raise _unreachable(address, why) from why
     finally:
         await asyncio.wait_for(http.close(), CLOSE_S)
 
 
-def _unreachable(address: str, why: _NothingHeardError) -> Unreachable:
+def _unreachable(address: str, why: NothingHeardError) -> Unreachable:
     return Unreachable(
         f"no coordinator at {address} ({why}); check the address, and whether the run is over already"
     )
 
 
-class _NothingHeardError(Exception):
+class NothingHeardError(Exception):
     """What answers does not speak like a coordinator; one short phrase."""
 
 
-class _Conversation:
-    def __init__(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
+class Conversation:
+    """Messages over a WebSocket that was dialled; `decode` reads what the coordinator says at its path."""
+
+    def __init__(
+        self,
+        websocket: aiohttp.ClientWebSocketResponse,
+        decode: Callable[[bytes], object] = operator.decode_reply,
+    ) -> None:
         self._websocket = websocket
+        self._decode = decode
         self._assembler = Assembler()
 
     async def prove(self, address: str, who: Token) -> None:
+        """Both ways. Raises Refused for another token or protocol."""
         challenge = await self.expect(Challenge)
         if challenge.protocol != messages.PROTOCOL:
             raise Refused(
@@ -204,7 +213,7 @@ class _Conversation:
             raise Refused(message.reason)
         if not isinstance(message, kind):
             said = "closed the connection" if message is None else f"sent {type(message).__name__}"
-            raise _NothingHeardError(f"it {said} instead of {what or f'a {kind.__name__}'}")
+            raise NothingHeardError(f"it {said} instead of {what or f'a {kind.__name__}'}")
         return message
 
     async def _hear(self) -> object | None:
@@ -216,6 +225,6 @@ class _Conversation:
             try:
                 whole = self._assembler.feed(frame.data)
                 if whole is not None:
-                    return operator.decode_reply(whole)
+                    return self._decode(whole)
             except (OversizedError, msgspec.MsgspecError):
                 return None

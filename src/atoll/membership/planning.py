@@ -135,7 +135,7 @@ def _request(
         members=ids(ready),
         contributors=tuple(each.peer for each in selection.contributions),
         wire_bytes=wire_bytes(state),
-        codec=_codec(state),
+        codec=codec_of(state),
         broken=broken,
         links=known_links(state.rates),
         max_up={record.peer: sum(rank.max_up for rank in record.ranks) for record in ready},
@@ -148,12 +148,21 @@ def _request(
 
 def wire_bytes(state: CoordinatorState) -> int:
     """The size of one encoded update; 0 before the first declaration."""
-    sizes = [min(math.prod(each.shape), MOST_ELEMENTS) for each in (state.layout or {}).values()]
-    codec = _codec(state)
+    sizes, codec = _sizes(state), codec_of(state)
     return sum(CODECS[codec].run_bytes(size) for size in sizes) if codec in CODECS else sum(sizes)
 
 
-def _codec(state: CoordinatorState) -> str:
+def num_elements(state: CoordinatorState) -> int:
+    """How many numbers an update holds; 0 before the first declaration."""
+    return sum(_sizes(state))
+
+
+def _sizes(state: CoordinatorState) -> list[int]:
+    return [min(math.prod(each.shape), MOST_ELEMENTS) for each in (state.layout or {}).values()]
+
+
+def codec_of(state: CoordinatorState) -> str:
+    """The name of the codec of updates, known to this version or not."""
     return str((state.run_settings or {}).get("outer.codec", "int8"))
 
 
@@ -171,7 +180,7 @@ def _start_attempt(
         contributions=selection.contributions,
         ranks={record.peer: record.ranks for record in ready},
         lanes=choice.lanes,
-        codec=_codec(state),
+        codec=codec_of(state),
         deadline_s=timeouts.attempt_s,
         chunk_bytes=choice.chunk_bytes,
         connections=choice.connections,

@@ -22,6 +22,8 @@ from atoll.membership.addresses import join_address
 from atoll.membership.coordinator import CoordinatorState
 from atoll.membership.coordinator_draft import MakeLanes
 from atoll.membership.doorway import Doorway
+from atoll.membership.examination import EXAMINATION_PATH
+from atoll.membership.examining import ExaminationDoor
 from atoll.membership.frames import Assembler, OversizedError
 from atoll.membership.gate import Gate
 from atoll.membership.journal import Journal
@@ -114,7 +116,14 @@ class Service:
     async def _serve_peers(
         self, listeners: list[socket.socket], ready: Callable[[str, int], None], stop: asyncio.Event
     ) -> None:
-        visitors = {PATH: self._attend, OPERATOR_PATH: self._operators.attend}
+        examiner = ExaminationDoor(
+            self._register, self._gate, tls=self._trust is not None, state=lambda: self._state
+        )
+        visitors = {
+            PATH: self._attend,
+            OPERATOR_PATH: self._operators.attend,
+            EXAMINATION_PATH: examiner.attend,
+        }
         doorway = Doorway(
             "atoll coordinator", visitors, authority=self._trust.authority if self._trust else ""
         )

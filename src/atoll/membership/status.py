@@ -30,7 +30,7 @@ def report(state: CoordinatorState, now_s: float) -> Status:
     recalled = state.recollection
     peers = tuple(_peer(state, record, now_s) for record in state.peers.values())
     slowest = heapq.nsmallest(MAX_LINKS, state.rates.items(), key=lambda item: item[1].bytes_per_s)
-    round_s, tokens_per_s = _pace(recalled.commits)
+    round_s, tokens_per_s = pace(recalled.commits)
     return Status(
         run=state.settings.run,
         package=__version__,
@@ -188,7 +188,7 @@ def _evicted(state: CoordinatorState, now_s: float) -> tuple[EvictedStatus, ...]
     )
 
 
-def _pace(commits: Sequence[Commit]) -> tuple[float | None, float | None]:
+def pace(commits: Sequence[Commit]) -> tuple[float | None, float | None]:
     """Seconds a round and tokens a second, over the commits that are remembered."""
     if len(commits) < 2 or commits[-1].at_s <= commits[0].at_s:
         return None, None
