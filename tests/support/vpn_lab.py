@@ -88,15 +88,27 @@ class Conversation:
 class VpnLab:
     """The VPN's processes, one a site, of the run `run` whose coordinator is at HUB. Leaving it ends them all."""
 
-    def __init__(self, lab: Any, folder: Path, run: str, sites: Sequence[str]) -> None:
-        self.lab, self.folder, self.run = lab, folder, run
-        self.interfaces = {site: f"vt{os.getpid() % 100000}x{i}" for i, site in enumerate(sites)}
+    def __init__(
+        self, lab: Any, folder: Path, run: str, sites: Sequence[str], port: int = PORT, letter: str = "x"
+    ) -> None:
+        """The coordinator listens on `port`; `letter` tells this VPN's interfaces from another one's."""
+        self.lab, self.folder, self.run, self.port = lab, folder, run, port
+        self.interfaces = {site: f"vt{os.getpid() % 100000}{letter}{i}" for i, site in enumerate(sites)}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._echoes: list[subprocess.Popen[str]] = []
 
     def up(self, site: str, *more: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start `atoll vpn up` there."""
-        command = [*ATOLL, "vpn", "up", f"{self.lab.public(HUB)}:{PORT}", "--run", self.run, "--peer", site]
+        command = [
+            *ATOLL,
+            "vpn",
+            "up",
+            f"{self.lab.public(HUB)}:{self.port}",
+            "--run",
+            self.run,
+            "--peer",
+            site,
+        ]
         command += ["--interface", self.interfaces[site], "--out", str(self.folder / site), *more]
         with self.log(site).open("ab") as log:
             process = subprocess.Popen(

@@ -13,7 +13,9 @@ from atoll.errors import Refused
 from atoll.membership import vpn_board
 from atoll.membership.operator import Done, EvictPeer, VpnAnnounce, VpnMesh
 from atoll.membership.operator_link import announce_vpn, give_order
-from atoll.membership.vpn_board import FRESH_S, VpnBoard, network_of
+from atoll.membership.register import Register, Unknown
+from atoll.membership.registrar import Holder, Registrar
+from atoll.membership.vpn_board import FRESH_S, VpnBoard, certificate_name, network_of
 from support.fake_peer import TOKEN, CoordinatorThread, new_member
 
 NETWORK = "fd00:1:2:3::/64"
@@ -190,3 +192,20 @@ def test_the_token_gives_a_place_and_eviction_takes_it(coordinator: CoordinatorT
         tell(said("a"))
     assert names(tell(said("b"))) == ["b"]
     assert isinstance(tell(said("b", leaving=True)), Done)
+
+
+def test_with_an_authority_a_name_is_its_certificate_s_and_a_watcher_has_no_place() -> None:
+    register = Register()
+    tokens = {}
+    for scope in ("watch", "join"):
+        made, _ = register.make_token(scope)
+        register.learn(made)
+        tokens[scope] = made.id
+    register.learn(register.certified(7, certificate_name("a"), tokens["join"]))
+    registrar = Registrar("run", register, None, lambda record: None, lambda event: None)
+    registrar.check(Holder(tokens["join"]), said("a"))
+    registrar.check(Holder("", certificate_name("a"), "7"), said("a"))
+    with pytest.raises(Unknown, match="may watch, and this needs one that may join"):
+        registrar.check(Holder(tokens["watch"]), said("a"))
+    with pytest.raises(Unknown, match=r"the certificate of 'a\.vpn', not of 'b'"):
+        registrar.check(Holder("", certificate_name("a"), "7"), said("b"))

@@ -6,6 +6,7 @@ pytest -m wan -s tests/wan/test_vpn_wan.py   these; they show the rates
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from support.slack import SLACK_S
-from support.vpn_lab import Conversation, VpnLab, skip_without_tools
+from support.vpn_lab import ATOLL, Conversation, VpnLab, child_environment, skip_without_tools
 from support.wan_crew import lab
 from support.wan_swarm import HUB, WanSwarm
 
@@ -43,9 +44,16 @@ def network() -> Iterator[Any]:
         yield up
 
 
+class OpenSwarm(WanSwarm):
+    """Without TLS, so that what is sealed is sealed by the VPN."""
+
+    def placed(self, command: list[str]) -> list[str]:
+        return super().placed([*command, "--set", "net.vpn=wan0"])
+
+
 @pytest.fixture(scope="module")
 def swarm(network: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WanSwarm]:
-    with WanSwarm(network, tmp_path_factory.mktemp("run"), start_peers=len(SITES)) as swarm:
+    with OpenSwarm(network, tmp_path_factory.mktemp("run"), start_peers=len(SITES)) as swarm:
         yield swarm
 
 
@@ -194,6 +202,57 @@ def test_a_training_run_inside_the_vpn_commits_rounds_with_equal_digests(
     vpn.wait(
         lambda: vpn.status(HUB)["relayed_bytes"] > relayed + NUMEL * 4, 20, "weights went through the hub"
     )
+
+
+def test_a_run_with_an_authority_needs_the_token_once(vpn: VpnLab, tmp_path: Path) -> None:
+    """Certificates outlast tokens; and a coordinator that is killed and started again breaks nothing inside."""
+    port, out = 7171, tmp_path / "sealed"
+    coordinator = [*ATOLL, "coordinator", "--run", "sealed", "--bind", f"0.0.0.0:{port}", "--out", str(out)]
+    environment = {**child_environment(), "ATOLL_TOKEN": ""}
+
+    def start(*more: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / "coordinator.log").open("wb") as log:
+            return subprocess.Popen(
+                vpn.lab.command(HUB, [*coordinator, *more]), env=environment, stdout=log, stderr=log
+            )
+
+    def said() -> str:
+        return (tmp_path / "coordinator.log").read_text()
+
+    running = start("--new")
+    try:
+        vpn.wait(lambda: "token to join" in said(), 60, "the coordinator")
+        fingerprint = re.findall(r"sha256:[0-9a-f]{64}", said())[0]
+        options = ["--authority", fingerprint, "--port", "51900"]
+        token = ["--token-file", str(out / "join.token")]
+        with VpnLab(vpn.lab, tmp_path, "sealed", [HUB, "p1"], port, "s") as sealed:
+            for site in (HUB, "p1"):
+                sealed.up(site, *options, *token, env=environment)
+            sealed.wait_for_all()
+            address = sealed.address("p1")
+            assert address.split(":")[:4] != vpn.address("p1").split(":")[:4], (
+                "each run has a network of its own"
+            )
+
+            running.kill()
+            running.wait(timeout=10)
+            sealed.wait(lambda: "stays as it is" in sealed.status("p1")["trouble"], 30, "p1 misses it")
+            assert sealed.path("p1", HUB) == "direct"
+            running = start()
+            sealed.wait(lambda: not sealed.status("p1")["trouble"], 60, "p1 hears of it again")
+            assert sealed.path("p1", HUB) == "direct"
+
+            sealed.processes["p1"].terminate()
+            assert sealed.processes["p1"].wait(timeout=20) == 143
+            sealed.wait(
+                lambda: "p1" not in sealed.peers(HUB) or sealed.path(HUB, "p1") == "no answer", 30, "it left"
+            )
+            sealed.up("p1", *options, env=environment)  # no token
+            sealed.wait(lambda: sealed.path("p1", HUB) == "direct", 60, "p1 is back, by its certificate")
+            assert sealed.address("p1") == address
+    finally:
+        running.kill()
+        running.wait(timeout=10)
 
 
 def test_what_goes_wrong_is_one_line(vpn: VpnLab, tmp_path: Path) -> None:

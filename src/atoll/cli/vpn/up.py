@@ -39,7 +39,7 @@ def up(
     peer: Annotated[
         str,
         Parameter(
-            help="This machine's name in the VPN; that of its peer, so that eviction ends both. Default: its host name.",
+            help="This machine's name in the VPN; best its peer's, so that eviction ends both. Default: host name.",
             show_default=False,
         ),
     ] = "",
@@ -93,12 +93,8 @@ def up(
     token = run_token(token_file, needed=not fingerprint)
     folder = out or Path("runs") / run
     name = peer or socket.gethostname().split(".")[0]
-    from atoll.cli.vpn.keeper import (
-        Keeper,
-        Wishes,
-        own_endpoints,
-        parse_endpoint,
-    )  # the web client is slow to import
+    # the web client is slow to import
+    from atoll.cli.vpn.keeper import Keeper, Wishes, own_endpoints, parse_endpoint
 
     console = Console(highlight=False)
     with keeping(interface):
