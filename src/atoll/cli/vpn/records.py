@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import LocalError
-
-FOLDER = Path("/run/atoll/vpn")
+from atoll.network.chosen_paths import FOLDER
 
 
 @contextlib.contextmanager
