@@ -60,6 +60,10 @@ def check_able(name: str) -> None:
         raise ConfigError(f"--interface {name}: a letter, then up to 14 letters, digits or any of _.-")
     if os.geteuid():
         raise LocalError("atoll vpn makes a network interface, which only root may: sudo -E atoll vpn ...")
+    if not Path("/proc/net/if_inet6").exists():
+        raise LocalError(
+            "this kernel has no IPv6, and the VPN's addresses are IPv6: boot it with, or use another VPN"
+        )
     if missing := [tool for tool in ("ip", "wg") if shutil.which(tool) is None]:
         raise LocalError(f"no {' and no '.join(missing)} here; {_PACKAGES}")
 
