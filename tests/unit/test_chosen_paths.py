@@ -35,6 +35,12 @@ def test_the_faster_path_comes_first(tmp_path: Path, use: str, expected: tuple[s
     assert ordered(("192.0.2.1", "192.0.2.2"), tmp_path) == ("192.0.2.1", "192.0.2.2")
 
 
+def test_who_dials_us_directly_is_not_dialled_inside(tmp_path: Path) -> None:
+    tell(tmp_path, "their direct")
+    assert ordered(HOSTS, tmp_path) == ("192.0.2.7", "198.51.100.7")
+    assert ordered(("fd00:0:0:1::7",), tmp_path) == ("fd00:0:0:1::7",), "unless there is no other way"
+
+
 def test_what_is_not_known_changes_nothing(tmp_path: Path) -> None:
     assert ordered(HOSTS, tmp_path / "nothing") == HOSTS
     assert ordered(HOSTS, tmp_path) == HOSTS

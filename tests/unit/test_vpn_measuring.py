@@ -114,6 +114,17 @@ def test_another_way_is_another_measurement(world: World) -> None:
     assert (world.status()["use"], world.status()["vpn_bytes_per_s"]) == ("vpn", 30.0)
 
 
+def test_who_dials_us_directly_and_cannot_be_dialled_is_left_to_do_so(world: World) -> None:
+    """A peer behind NAT: only its own measurement can tell that the direct path is the faster."""
+    world.direct = 0.0
+    play(world, (lambda: direct(world), 2))
+    assert world.status()["use"] == "vpn"
+    world.measuring.theirs[THEIRS.public] = "direct"
+    assert (world.status()["use"], world.measuring.own_use(THEIRS.public)) == ("their direct", "vpn")
+    world.measuring.theirs[THEIRS.public] = "vpn"
+    assert world.status()["use"] == "vpn"
+
+
 def test_one_that_measures_with_somebody_else_is_asked_again(world: World) -> None:
     world.busy = 3
     play(world, (lambda: direct(world), 2))

@@ -20,28 +20,27 @@ FRESH_S: Final = 30.0
 
 def ordered(hosts: Sequence[str], folder: Path = FOLDER) -> tuple[str, ...]:
     """A peer's addresses, the one to be preferred first: its address in the VPN before all others, or after them if the
-    direct path is faster. As they are, where no VPN knows any of them. Reads small files, if there are any."""
+    direct path is faster. Left out if the peer dials us directly, and that is the faster way: a link inside would only
+    be a slow one beside. As they are, where no VPN knows any of them. Reads small files, if there are any."""
     uses = _uses(folder) if len(hosts) > 1 and folder.is_dir() else {}
     place = {"vpn": 0, "": 1, "direct": 2}
-    return tuple(sorted(hosts, key=lambda host: place[uses.get(_plain(host), "")])) if uses else tuple(hosts)
+    kept = [(uses.get(_plain(host), ""), host) for host in hosts]
+    kept = [(use, host) for use, host in kept if use != "their direct"] or kept
+    return tuple(host for use, host in sorted(kept, key=lambda each: place.get(each[0], 0)))
 
 
 def _uses(folder: Path) -> dict[str, str]:
-    """What is to be used, "vpn" or "direct", by address in a VPN."""
+    """What is to be used, "vpn", "direct" or "their direct", by address in a VPN."""
     found: dict[str, str] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             status = json.loads(path.read_text())
             if abs(time.time() - status["written_s"]) <= FRESH_S:
                 answering = (peer for peer in status["peers"] if peer["path"] != "no answer")
-                found |= {_plain(peer["address"]): _known(peer["use"]) for peer in answering}
+                found |= {_plain(peer["address"]): str(peer["use"]) for peer in answering}
         except (OSError, ValueError, KeyError, TypeError):
             continue  # it is being written, or another version's
     return found
-
-
-def _known(use: object) -> str:
-    return "direct" if use == "direct" else "vpn"
 
 
 def _plain(host: str) -> str:

@@ -149,7 +149,7 @@ class Keeper:
             kind = self._interface.make(wishes.run, self._keys, wishes.port, address)
             stack.callback(self._interface.remove)
             pings, _ = await loop.create_datagram_endpoint(
-                lambda: Pings(self._answered), local_addr=(address, 0)
+                lambda: Pings(self._answered, self._told), local_addr=(address, 0)
             )
             stack.callback(pings.close)
             self._pings: Pings = pings.get_protocol()  # type: ignore[assignment]
@@ -242,7 +242,8 @@ class Keeper:
             every = now_s - last_ping_s >= PING_S
             for public, peer in self._mesh.peers.items():
                 if peer.listed.ping_port and (every or public in moved or not peer.answers(now_s)):
-                    self._pings.ask(public, peer.address, peer.listed.ping_port)
+                    use = self._measuring.own_use(public)
+                    self._pings.ask(public, peer.address, peer.listed.ping_port, use)
             last_ping_s = now_s if every else last_ping_s
             self._tell()
             self._publish(self._status(now_s))
@@ -250,6 +251,11 @@ class Keeper:
 
     def _answered(self, public: bytes, seconds: float) -> None:
         self._mesh.ponged(public, time.monotonic() - seconds, seconds)
+
+    def _told(self, address: str, path: str) -> None:
+        for public, peer in self._mesh.peers.items():
+            if peer.address == address:
+                self._measuring.theirs[public] = path
 
     def _tell(self) -> None:
         """One line for each peer whose way changed."""

@@ -27,6 +27,8 @@ class Measuring:
         self._choices: dict[bytes, Choice] = {}
         self._ways: dict[bytes, tuple[str, float]] = {}
         self._reasons: dict[bytes, str] = {}
+        self.theirs: dict[bytes, str] = {}
+        """Which path each peer says that it uses to us."""
 
     async def measure_always(self) -> None:
         """One after another, whenever there is a reason to. Does not end."""
@@ -72,18 +74,34 @@ class Measuring:
         if held is None or held.path != chosen.path:
             self._say(f"{peer.listed.name}: use the {chosen.path} path, {chosen.reason} ({reason})")
 
+    def own_use(self, public: bytes) -> str:
+        """The path that we use to a peer, "vpn" or "direct"."""
+        choice = self._choices.get(public)
+        return choice.path if choice else "vpn"
+
     def status_of(self, peer: Peer, now_s: float) -> dict[str, Any]:
         """For people and scripts: rates in bytes per second, None where nothing was reached or measured."""
         choice = self._choices.get(peer.listed.public)
-        hosts = _direct_hosts(peer)
+        hosts, use = _direct_hosts(peer), self.own_use(peer.listed.public)
+        # Behind a NAT it can dial us directly, and we cannot dial it: then its links are the fast ones, and enough.
+        called = use == "vpn" and self.theirs.get(peer.listed.public) == "direct" and not _reaches(choice)
         return {
             "direct_bytes_per_s": (choice.direct_rate or None) if choice else None,
             "vpn_bytes_per_s": (choice.vpn_rate or None) if choice else None,
-            "use": choice.path if choice else "vpn",
-            "why": choice.reason if choice else "not measured yet",
+            "use": "their direct" if called else use,
+            "why": "they dial us directly, which is faster, and we cannot dial them"
+            if called
+            else choice.reason
+            if choice
+            else "not measured yet",
             "measured_ago_s": now_s - choice.measured_s if choice else None,
             "addresses": list(order(choice, hosts[0] if hosts else "", peer.address)),
         }
+
+
+def _reaches(choice: Choice | None) -> bool:
+    """Whether the direct path was reached from here."""
+    return choice is not None and choice.direct_rate > 0
 
 
 def _direct_hosts(peer: Peer) -> list[str]:
