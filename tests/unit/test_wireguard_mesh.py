@@ -148,6 +148,12 @@ def test_two_with_one_address_are_not_both_taken() -> None:
     assert peer(mesh).listed.name == "a"
 
 
+def test_what_is_no_peer_is_left_out() -> None:
+    wrong = Listed("long", A, 51820, 70000, 0, ())
+    mesh = mesh_of(listed("short", b"key", "192.0.2.1:5"), wrong, PEER)
+    assert (set(mesh.refused), set(mesh.peers)) == ({"short", "long"}, {A})
+
+
 def test_endpoints_that_lead_nowhere_are_no_candidates() -> None:
     mesh = mesh_of(listed("a", A, "127.0.0.1:51820", "[fd00:1:2:3::9]:51820", "junk", "192.0.2.5:5"))
     assert peer(mesh).candidates == (("192.0.2.5", 5),)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.network.wireguard import Change, Seen
-from atoll.network.wireguard_keys import address_of, usable_endpoint
+from atoll.network.wireguard_keys import KEY_BYTES, address_of, usable_endpoint
 
 Endpoint = tuple[str, int]
 
@@ -85,6 +85,10 @@ class Mesh:
         there = set()
         for each in listed:
             if each.public == self.own:
+                continue
+            ports = (each.port, each.ping_port, each.relay_port)
+            if len(each.public) != KEY_BYTES or not all(0 <= port < 65536 for port in ports):
+                self.refused[each.name] = "it has no WireGuard key, or a port that is none"
                 continue
             address = address_of(self.network, each.public)
             if address in taken:

@@ -92,7 +92,8 @@ class Keeper:
         self._eager_until_s = 0.0
         self._said: dict[bytes, str] = {}
         self._links: dict[str, float] = {}
-        self._trouble = ""
+        self._left_out: dict[str, str] = {}
+        self._trouble = self._network_trouble = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set. Raises Unreachable or Refused if the coordinator does not take us at the start,
@@ -174,21 +175,21 @@ class Keeper:
             except Unreachable as error:  # what stands stays
                 self._complain(f"{error}; the VPN stays as it is meanwhile")
             else:
-                self._complain("")
+                self._complain(self._network_trouble)
 
     async def _announce(self, *, leaving: bool = False) -> VpnMesh | Done:
         """Of several coordinators, the first that answers and leads."""
-        wishes = self._wishes
+        wishes, begun = self._wishes, self._ping_port > 0
         said = VpnAnnounce(
             peer=wishes.peer,
             public_key=self._keys.public,
             port=wishes.port,
             ping_port=self._ping_port,
-            relay_port=self._relay_port or (0 if self._ping_port else wishes.relay_port),
+            relay_port=self._relay_port if begun else wishes.relay_port,
             endpoints=wishes.endpoints,
             stated=wishes.stated,
             hub=wishes.hub,
-            seen=self._seen() if self._ping_port else {},
+            seen=self._seen() if begun else {},
             leaving=leaving,
         )
         *others, last = wishes.coordinators
@@ -214,14 +215,17 @@ class Keeper:
         }
 
     def _take(self, mesh: VpnMesh) -> None:
+        if mesh.network != str(self._mesh.network):  # the same name, another run
+            self._network_trouble = f"the run's VPN is {mesh.network} now: end this one and start it again"
         before = set(self._mesh.peers)
         listed = [
             Listed(e.peer, e.public_key, e.port, e.ping_port, e.relay_port, e.endpoints) for e in mesh.entries
         ]
         now_s = time.monotonic()
         self._interface.set(self._mesh.learn(listed, mesh.hub, mesh.settled, now_s))
-        for name, why in self._mesh.refused.items():
+        for name, why in self._mesh.refused.items() - self._left_out.items():
             self._say(f"{name} is left out: {why}")
+        self._left_out = dict(self._mesh.refused)
         if set(self._mesh.peers) - before:
             self._eager_until_s = now_s + EAGER_S
         mine = mesh.hub == self._wishes.peer
