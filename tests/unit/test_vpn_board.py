@@ -23,7 +23,7 @@ NETWORK = "fd00:1:2:3::/64"
 
 def said(peer: str, **more: object) -> VpnAnnounce:
     about = {"public_key": peer.encode().ljust(32, b"."), "port": 51820, "relay_port": 51821, **more}
-    return VpnAnnounce(peer=peer, **about)  # type: ignore[arg-type]
+    return VpnAnnounce(**{"run": "run", "peer": peer, **about})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_what_makes_no_sense_is_refused(board: VpnBoard, wrong: dict[str, object
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "a\nb"])
 def test_names_are_printable_and_short(board: VpnBoard, name: str) -> None:
-    assert "printable" in refusal(board.hear(VpnAnnounce(name, b"k" * 32, 51820), "192.0.2.1", 0.0))
+    assert "printable" in refusal(board.hear(VpnAnnounce("run", name, b"k" * 32, 51820), "192.0.2.1", 0.0))
 
 
 def test_it_holds_only_so_many(board: VpnBoard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +180,8 @@ def test_the_token_gives_a_place_and_eviction_takes_it(coordinator: CoordinatorT
     assert names(tell(said("b"))) == ["a", "b"]
     with pytest.raises(Refused, match="the run token does not fit"):
         tell(said("c"), b"x" * 32)
+    with pytest.raises(Refused, match="this coordinator runs 'run', not 'other'"):
+        tell(said("c", run="other"))
     with pytest.raises(Refused, match="taken by another machine's key"):
         tell(said("a", public_key=b"x" * 32))
     member = new_member(coordinator.address, "a")

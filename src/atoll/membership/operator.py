@@ -105,6 +105,7 @@ class VpnAnnounce(Message, frozen=True):
     it wants to be with `hub`. `seen` are the endpoints at which it hears others, by name. `leaving`: goodbye.
     """
 
+    run: str
     peer: str
     public_key: bytes
     port: int

@@ -91,7 +91,7 @@ class Registrar:
             self._register.key_of(who.token, NEEDS[type(request)])
         if isinstance(request, VpnAnnounce) and who.peer not in ("", certificate_name(request.peer)):
             raise Unknown(f"this is the certificate of {who.peer!r}, not of {request.peer!r}'s VPN")
-        if isinstance(request, SettingsWanted | Enrol) and request.run != self._run:
+        if isinstance(request, SettingsWanted | Enrol | VpnAnnounce) and request.run != self._run:
             raise Unknown(
                 f"this coordinator runs {self._run!r}, not {request.run!r}; check run.name and the address"
             )

@@ -181,6 +181,7 @@ class Keeper:
         """Of several coordinators, the first that answers and leads."""
         wishes, begun = self._wishes, self._ping_port > 0
         said = VpnAnnounce(
+            run=wishes.run,
             peer=wishes.peer,
             public_key=self._keys.public,
             port=wishes.port,
