@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.network.wireguard import Change, Seen
 from atoll.network.wireguard_keys import address_of, checked_network
-from atoll.network.wireguard_mesh import AGAIN_S, LOST_S, TRIES_AGAIN, TRY_S, Listed, Mesh, Peer
+from atoll.network.wireguard_mesh import AGAIN_S, LOST_S, MOST_TRY_S, TRIES_AGAIN, TRY_S, Listed, Mesh, Peer
 
 NETWORK = checked_network("fd00:1:2:3::/64")
 OWN, A, H = (letter * 32 for letter in (b"o", b"a", b"h"))
@@ -21,7 +21,7 @@ THE_HUB = listed("h", H, "192.0.2.1:51820")
 
 
 def mesh_of(*peers: Listed, hub: str = "h", now_s: float = 0.0) -> Mesh:
-    mesh = Mesh(OWN, NETWORK)
+    mesh = Mesh(OWN, NETWORK, draw=lambda: 0.0)
     mesh.learn(peers, hub, True, now_s)
     return mesh
 
@@ -29,7 +29,8 @@ def mesh_of(*peers: Listed, hub: str = "h", now_s: float = 0.0) -> Mesh:
 def answer(mesh: Mesh, key: bytes, endpoint: tuple[str, int], asked_s: float) -> None:
     """It answers what was asked then, and WireGuard shows it at this endpoint."""
     mesh.ponged(key, asked_s, 0.02)
-    mesh.look({**{key_: peer.seen for key_, peer in mesh.peers.items() if peer.seen}, key: at(endpoint)})
+    seen = {other: peer.seen for other, peer in mesh.peers.items() if peer.seen}
+    mesh.look({**seen, key: at(endpoint)}, asked_s)
 
 
 def at(endpoint: tuple[str, int] | None) -> Seen:
@@ -70,6 +71,24 @@ def test_who_answers_is_left_alone() -> None:
         answer(mesh, A, PUBLIC, second + 0.5)
         assert mesh.tick(second + 1.0) == []
     assert peer(mesh).way == "direct"
+
+
+def test_who_begins_just_now_is_not_begun_anew() -> None:
+    """It sends, so it may be through in a moment; but not for ever, if our own packets do not reach it."""
+    mesh = mesh_of(PEER)
+    for second in range(1, int(MOST_TRY_S)):
+        mesh.look({A: Seen(PUBLIC, 1.0, 148 * second, 0)}, float(second))
+        assert mesh.tick(float(second)) == []
+    mesh.look({A: Seen(PUBLIC, 1.0, 148 * 100, 0)}, MOST_TRY_S)
+    assert endpoints(mesh.tick(MOST_TRY_S)) == [PRIVATE]
+
+
+def test_two_do_not_begin_anew_at_one_pace() -> None:
+    mesh = mesh_of(PEER)
+    mesh.draw = lambda: 1.0
+    assert mesh.tick(TRY_S) != []
+    assert mesh.tick(TRY_S + 1.4 * TRY_S) == []
+    assert mesh.tick(TRY_S + 1.5 * TRY_S) != []
 
 
 def test_an_answer_to_a_question_from_before_the_move_proves_nothing() -> None:

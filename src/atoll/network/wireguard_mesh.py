@@ -10,7 +10,8 @@ are tried again a few times, closer together than NATs forget; then only when th
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.network.wireguard import Change, Seen
@@ -20,6 +21,8 @@ Endpoint = tuple[str, int]
 
 TRY_S = 3.0
 """A candidate has so long to answer: a handshake and a ping, two round trips."""
+MOST_TRY_S = 4 * TRY_S
+"""So long while something comes from the peer: it may be setting up what we would tear down."""
 LOST_S = 12.0
 """Without an answer for so long the way to a peer is no way any more."""
 AGAIN_S = 20.0
@@ -41,8 +44,9 @@ class Listed:
 
 @dataclass(slots=True)
 class Peer:
-    """One peer, and the way to it. `moved_s` is when its candidate was set, `ponged_s` when the newest question was
-    asked that it answered (-inf: never), `way` how it answers: "" (not), "direct" or "hub"."""
+    """One peer, and the way to it. `moved_s` is when its candidate was set, for `try_s`; `heard_s` when WireGuard last
+    had anything from it, `ponged_s` when the newest question was asked that it answered (-inf: never), `way` how it
+    answers: "" (not), "direct" or "hub"."""
 
     listed: Listed
     address: str
@@ -50,6 +54,8 @@ class Peer:
     relay: Endpoint | None = None
     at: int = 0
     moved_s: float = 0.0
+    try_s: float = TRY_S
+    heard_s: float = float("-inf")
     ponged_s: float = float("-inf")
     rtt_s: float = 0.0
     way: str = ""
@@ -74,6 +80,8 @@ class Mesh:
     peers: dict[bytes, Peer] = field(default_factory=dict)
     hub: str = ""
     """Its name; this peer's own if it is the hub."""
+    draw: Callable[[], float] = random.random
+    """From 0 to 1: two peers that begin anew at the same pace would tear down each other's beginnings for ever."""
     refused: dict[str, str] = field(default_factory=dict)
     """Peers that are listed, and why they are none of the mesh."""
 
@@ -122,10 +130,13 @@ class Mesh:
         if (peer := self.peers.get(public)) is not None:
             peer.ponged_s, peer.rtt_s = max(peer.ponged_s, asked_s), rtt_s
 
-    def look(self, seen: Mapping[bytes, Seen]) -> None:
+    def look(self, seen: Mapping[bytes, Seen], now_s: float) -> None:
         """Take in what WireGuard shows of the peers; where the hub is heard from tells where its relay is."""
         for public, peer in self.peers.items():
-            peer.seen = seen.get(public)
+            before, peer.seen = peer.seen, seen.get(public)
+            received = peer.seen.received_bytes if peer.seen is not None else 0
+            if received and (before is None or received != before.received_bytes):  # less: begun anew
+                peer.heard_s = now_s
 
     def tick(self, now_s: float) -> list[Change]:
         """What to set now. To be asked about once a second, after `look`."""
@@ -153,8 +164,10 @@ class Mesh:
         if peer.answers(now_s) and peer.ponged_s > peer.moved_s and peer.seen is not None:
             peer.way = "hub" if peer.relay is not None and peer.seen.endpoint == peer.relay else "direct"
             return self._try_direct(peer, now_s)
-        if now_s - peer.moved_s < TRY_S:
+        tried_s = now_s - peer.moved_s
+        if tried_s < peer.try_s or (now_s - peer.heard_s < TRY_S and tried_s < MOST_TRY_S):
             return None
+        peer.try_s = TRY_S * (1 + self.draw() / 2)
         peer.at = (peer.at + 1) % len(peer.candidates)
         peer.moved_s = now_s
         return Change(

@@ -240,7 +240,7 @@ class Keeper:
         last_ping_s = 0.0
         while True:
             now_s = time.monotonic()
-            self._mesh.look(self._interface.look())
+            self._mesh.look(self._interface.look(), now_s)
             changes = self._mesh.tick(now_s)
             self._interface.set(changes)
             moved = {change.public for change in changes}
