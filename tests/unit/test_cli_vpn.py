@@ -14,7 +14,7 @@ import pytest
 
 from atoll.cli.main import VPN_COMMANDS, run
 from atoll.cli.vpn import records
-from atoll.cli.vpn.keeper import own_endpoints, parse_endpoint
+from atoll.cli.vpn.wishes import own_endpoints, parse_endpoint
 from atoll.errors import ConfigError, LocalError
 
 PEER = {

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from atoll.cli.vpn.measuring import Measuring
 from atoll.cli.vpn.pings import Pings
-from atoll.errors import AtollError, ConfigError, LocalError, Refused, Unreachable
-from atoll.membership.link import Secure
+from atoll.cli.vpn.wishes import Credentials, Wishes, tcp_listener
+from atoll.errors import AtollError, LocalError, Refused, Unreachable
 from atoll.membership.operator import Done, VpnAnnounce, VpnMesh
 from atoll.membership.operator_link import announce_vpn
 from atoll.network.path_rates import RateServer
@@ -35,40 +32,7 @@ EAGER_S = 15.0
 TICK_S = 1.0
 PING_S = 3.0
 GOODBYE_S = 3.0
-RENEW_S = 10 * 86400.0
 RELAY_BUFFER_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the person who starts it said. `endpoints` are addresses that this machine may be reached at, the first
-    `stated` of them said by that person."""
-
-    run: str
-    peer: str
-    coordinators: tuple[str, ...]
-    port: int
-    relay_port: int
-    endpoints: tuple[str, ...]
-    stated: int
-    hub: bool
-
-
-@dataclass(slots=True)
-class Credentials:
-    """How this machine shows that it belongs to the run: by the token, or by a certificate, in `secure`, that `renew`
-    gets another one for. `repr` shows no token."""
-
-    token: bytes = field(repr=False)
-    secure: Secure | None = field(default=None, repr=False)
-    renew: Callable[[str, Secure], Awaitable[Secure]] | None = None
-    renewed_s: float = field(default_factory=time.monotonic)
-
-    async def renew_in_time(self, address: str) -> None:
-        """Raises Unreachable or Refused."""
-        if self.secure is not None and self.renew and time.monotonic() - self.renewed_s > RENEW_S:
-            self.secure = await self.renew(address, self.secure)
-            self.renewed_s = time.monotonic()
 
 
 class Keeper:
@@ -144,7 +108,7 @@ class Keeper:
         server = RateServer(self._keys, lambda public: public in self._mesh.peers)
         async with contextlib.AsyncExitStack() as stack:
             relaying = stack.enter_context(contextlib.closing(self._open_relay()))
-            listener = _tcp_listener(wishes.port)
+            listener = tcp_listener(wishes.port)
             rates = await asyncio.start_server(server.attend, sock=listener)
             stack.push_async_callback(_closed, rates)
             kind = self._interface.make(wishes.run, self._keys, wishes.port, address)
@@ -354,46 +318,5 @@ def _path(peer: Peer, hub: str) -> str:
     return f"through {hub}" if peer.way == "hub" else peer.way or "no answer"
 
 
-def _tcp_listener(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    try:
-        listener.bind(("::", port))
-    except OSError as error:
-        listener.close()
-        reason = "is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
-        raise LocalError(
-            f"TCP port {port}, for measuring, {reason}; stop what has it (ss -tlpn), or choose another with --port"
-        ) from None
-    return listener
-
-
 async def _closed(server: asyncio.Server) -> None:
     server.close()
-
-
-def own_endpoints(towards: Sequence[str], addresses: Sequence[str], port: int) -> tuple[str, ...]:
-    """Where this machine may be reached, as far as it knows: on the way to the coordinators, then at its other
-    addresses; loopback and what only a link knows left out."""
-    found = []
-    for text in (*towards, *addresses):
-        address = ipaddress.ip_address(text.partition("%")[0])
-        if not (address.is_loopback or address.is_link_local or address.is_unspecified):
-            found.append(written(str(address), port))
-    return tuple(dict.fromkeys(found))
-
-
-def parse_endpoint(text: str) -> str:
-    """`HOST:PORT` as a person writes it, as `address:port`; looks a name up. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not bare or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(
-            f"--endpoint {text}: write it as host:port, e.g. 203.0.113.7:51820 or [2001:db8::7]:51820"
-        )
-    try:
-        found = socket.getaddrinfo(bare, int(port), type=socket.SOCK_DGRAM)
-    except OSError as error:
-        raise ConfigError(f"--endpoint {text}: {(error.strerror or str(error)).lower()}") from None
-    return written(str(found[0][4][0]).partition("%")[0], int(port))

@@ -25,7 +25,7 @@ from atoll.network.wireguard_keys import kept_key_pair
 from atoll.signals import SIGNALS
 
 if TYPE_CHECKING:
-    from atoll.cli.vpn.keeper import Credentials, Wishes
+    from atoll.cli.vpn.wishes import Credentials, Wishes
 
 InterfaceName = Annotated[str, Parameter(help="The network interface's name.")]
 MOST_ENDPOINTS = 6
@@ -94,7 +94,8 @@ def up(
     folder = out or Path("runs") / run
     name = peer or socket.gethostname().split(".")[0]
     # the web client is slow to import
-    from atoll.cli.vpn.keeper import Keeper, Wishes, own_endpoints, parse_endpoint
+    from atoll.cli.vpn.keeper import Keeper
+    from atoll.cli.vpn.wishes import Wishes, own_endpoints, parse_endpoint
 
     console = Console(highlight=False)
     with keeping(interface):
@@ -128,7 +129,7 @@ def up(
 
 def _credentials(wishes: Wishes, address: str, token: bytes, fingerprint: str, folder: Path) -> Credentials:
     """A certificate for this machine's VPN where the run has an authority: it outlasts the token. Else the token."""
-    from atoll.cli.vpn.keeper import Credentials
+    from atoll.cli.vpn.wishes import Credentials
 
     if not fingerprint:
         return Credentials(token)
