@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,15 @@ class OpenSwarm(WanSwarm):
 
     def placed(self, command: list[str]) -> list[str]:
         return super().placed([*command, "--set", "net.vpn=wan0"])
+
+
+class ElsewhereSwarm(OpenSwarm):
+    """With a coordinator beside the module's one."""
+
+    port = 7272
+
+    def first_address(self) -> str:
+        return f"{self.lab.addr(HUB)}:{self.port}"
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +211,70 @@ def test_a_training_run_inside_the_vpn_commits_rounds_with_equal_digests(
     vpn.wait(
         lambda: vpn.status(HUB)["relayed_bytes"] > relayed + NUMEL * 4, 20, "weights went through the hub"
     )
+
+
+def test_the_engine_takes_the_faster_path_and_changes_over_when_its_rate_drops(
+    network: Any, tmp_path: Path
+) -> None:
+    """Both addresses are advertised. First the direct path leads nowhere; then it does, and the VPN loses every tenth
+    packet: the engine's rate drops, both are measured again, and the next round's links are direct: p1's, since the
+    hub cannot dial it."""
+    sites = (HUB, "p1")
+    with ElsewhereSwarm(network, tmp_path, start_peers=2, attempt_s=30.0, vote_s=30.0) as swarm:
+        with VpnLab(network, tmp_path, swarm.run, sites, ElsewhereSwarm.port, "f") as vpn:
+            inside_ports, outside_ports = (
+                ["udp", "--dport", "52000"],
+                ["tcp", "!", "--dport", str(swarm.port)],
+            )
+            lossy(network, ["p1"], "-A", outside_ports, "1.0")
+            for site in sites:
+                vpn.up(site, "--port", "52000")
+            vpn.wait_for_all()
+            vpn.wait(lambda: vpn.peers("p1")[HUB]["vpn_bytes_per_s"], 60, "p1 has measured")
+            vpn.wait(lambda: vpn.peers(HUB)["p1"]["vpn_bytes_per_s"], 60, "the hub has measured")
+            for site in sites:
+                hosts = f"{vpn.interfaces[site]},wan0"
+                more = ["--numel", 500_000, "--rounds", 10_000, "--round-s", 1.0, "--advertise", hosts]
+                swarm.quadratic(site, CENTERS[site], *more)
+            swarm.wait(lambda: len(commits_of(swarm)) >= 4, within_s=90, what="four rounds")
+            inside, direct = vpn.address(HUB), vpn.lab.public(HUB)
+            assert connected(vpn, "p1", inside) > 0
+            assert connected(vpn, "p1", direct, but=swarm.port) == 0
+            lossy(network, ["p1"], "-D", outside_ports, "1.0")
+            lossy(network, sites, "-A", inside_ports, "0.1")
+            begun_s = time.monotonic()
+            try:
+                swarm.wait(lambda: vpn.peers("p1")[HUB]["use"] == "direct", within_s=150, what="a choice")
+                print(f"chosen {time.monotonic() - begun_s:.0f} s later: {vpn.peers('p1')[HUB]['why']}")
+                swarm.wait(
+                    lambda: connected(vpn, "p1", direct, but=swarm.port), within_s=60, what="new links"
+                )
+                swarm.wait(lambda: connected(vpn, "p1", inside) == 0, within_s=60, what="no links inside")
+                newest = len(commits_of(swarm))
+                swarm.wait(lambda: len(commits_of(swarm)) >= newest + 2, within_s=60, what="rounds over them")
+                assert connected(vpn, "p1", inside) == 0
+                swarm.assert_one_history()
+            finally:
+                lossy(network, sites, "-D", inside_ports, "0.1")
+
+
+def lossy(network: Any, sites: Sequence[str], what: str, packets: list[str], part: str) -> None:
+    """From now on (-A), or no more (-D), this part of these packets is lost where it begins."""
+    rule = ["-p", *packets, "-m", "statistic", "--mode", "random", "--probability", part, "-j", "DROP"]
+    for site in sites:
+        code, told = network.run(site, ["iptables", "-w", what, "OUTPUT", *rule])
+        assert code == 0, told
+
+
+def commits_of(swarm: WanSwarm) -> list[dict[str, Any]]:
+    return swarm.events("RoundCommitted")
+
+
+def connected(vpn: VpnLab, site: str, address: str, but: int = 0) -> int:
+    """Established TCP connections from or to this address at the other end, those to port `but` left out."""
+    _, out = vpn.lab.run(site, ["ss", "-Htn", "state", "established"])
+    ends = [line.split()[3].rpartition(":") for line in out.splitlines()]
+    return sum(host.strip("[]") == address and port != str(but) for host, _, port in ends)
 
 
 def test_a_run_with_an_authority_needs_the_token_once(vpn: VpnLab, tmp_path: Path) -> None:
