@@ -65,8 +65,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--token-file", type=Path, default=None)
     parser.add_argument("--bind", default="")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--bind", default="", help="address that engine and sidecar listen on")
-    parser.add_argument("--bind", default="")
     parser.add_argument("--marker", type=Path, default=None)
     parser.add_argument("--halt-in-round", type=int, default=None)
     parser.add_argument("--hold-in-round", type=int, default=None, help="until the file --until is there")

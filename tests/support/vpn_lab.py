@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from atoll.network.chosen_paths import FOLDER
 from support.swarm import environment
 from support.wan_swarm import HUB, PORT
 
@@ -153,7 +154,7 @@ class VpnLab:
     def status(self, site: str) -> dict[str, Any]:
         """As its process wrote it last; {} if there is none."""
         try:
-            return dict(json.loads(Path(f"/run/atoll/vpn/{self.interfaces[site]}.json").read_text()))
+            return dict(json.loads((FOLDER / f"{self.interfaces[site]}.json").read_text()))
         except (FileNotFoundError, ValueError):
             return {}
 
@@ -217,8 +218,9 @@ class VpnLab:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(timeout=10)
-        for site in self.interfaces:
+        for site, name in self.interfaces.items():
             self.atoll_at(site, "down")
+            (FOLDER / f"{name}.lock").unlink(missing_ok=True)
         for echo in self._echoes:
             echo.kill()
             echo.wait(timeout=10)

@@ -44,14 +44,7 @@ def network() -> Iterator[Any]:
         yield up
 
 
-class OpenSwarm(WanSwarm):
-    """Without TLS, so that what is sealed is sealed by the VPN."""
-
-    def placed(self, command: list[str]) -> list[str]:
-        return super().placed([*command, "--set", "net.vpn=wan0"])
-
-
-class ElsewhereSwarm(OpenSwarm):
+class ElsewhereSwarm(WanSwarm):
     """With a coordinator beside the module's one."""
 
     port = 7272
@@ -62,7 +55,7 @@ class ElsewhereSwarm(OpenSwarm):
 
 @pytest.fixture(scope="module")
 def swarm(network: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WanSwarm]:
-    with OpenSwarm(network, tmp_path_factory.mktemp("run"), start_peers=len(SITES)) as swarm:
+    with WanSwarm(network, tmp_path_factory.mktemp("run"), start_peers=len(SITES)) as swarm:
         yield swarm
 
 
