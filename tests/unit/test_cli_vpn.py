@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -14,8 +16,9 @@ import pytest
 
 from atoll.cli.main import VPN_COMMANDS, run
 from atoll.cli.vpn import records
-from atoll.cli.vpn.wishes import own_endpoints, parse_endpoint
+from atoll.cli.vpn.wishes import Credentials, own_endpoints, parse_endpoint
 from atoll.errors import ConfigError, LocalError
+from atoll.membership.link import Secure
 
 PEER = {
     "peer": "bern",
@@ -161,3 +164,21 @@ def test_other_endpoints_are_a_mistake(text: str) -> None:
 def test_a_machine_names_what_others_may_reach() -> None:
     known = ["127.0.0.1", "192.168.1.5", "::1", "fe80::1%eth0", "2001:db8::5", "10.0.0.9"]
     assert own_endpoints(["10.0.0.9"], known, 7) == ("10.0.0.9:7", "192.168.1.5:7", "[2001:db8::5]:7")
+
+
+def test_a_certificate_is_renewed_when_it_is_due() -> None:
+    context = ssl.create_default_context()
+    first, second = (Secure(context=context, server_name=name) for name in ("first", "second"))
+
+    async def renew(address: str, secure: Secure) -> tuple[Secure, float]:
+        renewed.append(secure.server_name)
+        return second, 1000.0
+
+    renewed: list[str] = []
+    credentials = Credentials(b"", first, renew)
+    asyncio.run(credentials.renew_in_time("a:1"))
+    assert renewed == []
+    credentials.due_s = 0.0
+    asyncio.run(credentials.renew_in_time("a:1"))
+    asyncio.run(credentials.renew_in_time("a:1"))
+    assert (renewed, credentials.secure) == (["first"], second)

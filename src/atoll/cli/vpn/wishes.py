@@ -34,18 +34,18 @@ class Wishes:
 @dataclass(slots=True)
 class Credentials:
     """How this machine shows that it belongs to the run: by the token, or by a certificate, in `secure`, that `renew`
-    gets another one for. `repr` shows no token."""
+    gets another one for, and in how many seconds the next one is due. `repr` shows no token."""
 
     token: bytes = field(repr=False)
     secure: Secure | None = field(default=None, repr=False)
-    renew: Callable[[str, Secure], Awaitable[Secure]] | None = None
-    renewed_s: float = field(default_factory=time.monotonic)
+    renew: Callable[[str, Secure], Awaitable[tuple[Secure, float]]] | None = None
+    due_s: float = field(default_factory=lambda: time.monotonic() + RENEW_S)
 
     async def renew_in_time(self, address: str) -> None:
         """Raises Unreachable or Refused."""
-        if self.secure is not None and self.renew and time.monotonic() - self.renewed_s > RENEW_S:
-            self.secure = await self.renew(address, self.secure)
-            self.renewed_s = time.monotonic()
+        if self.secure is not None and self.renew and time.monotonic() > self.due_s:
+            self.secure, again_s = await self.renew(address, self.secure)
+            self.due_s = time.monotonic() + again_s
 
 
 def own_endpoints(towards: Sequence[str], addresses: Sequence[str], port: int) -> tuple[str, ...]:
