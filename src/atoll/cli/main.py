@@ -35,6 +35,9 @@ from atoll.cli.signals import Stopped, stopped_by_signals
 from atoll.cli.status import status
 from atoll.cli.stop import stop
 from atoll.cli.train import train
+from atoll.cli.vpn.down import down
+from atoll.cli.vpn.status import status as vpn_status
+from atoll.cli.vpn.up import up
 from atoll.errors import AtollError, ConfigError, LocalError
 
 HELP = """Train one model on machines that are far apart.
@@ -71,6 +74,7 @@ CONFIG_COMMANDS = {"show": config.show, "schema": config.schema}
 CHECKPOINT_COMMANDS = {"ls": ls, "verify": verify, "diff": diff, "export": export, "import": import_}
 TOKEN_COMMANDS = {"create": token.create, "list": token.list_, "revoke": token.revoke}
 DATA_COMMANDS = {"prep": prep, "stats": stats}
+VPN_COMMANDS = {"up": up, "down": down, "status": vpn_status}
 BENCH_COMMANDS = {"allreduce": allreduce, "codec": codec, "link": link}
 
 
@@ -100,12 +104,14 @@ def build_app() -> App:
         name="data", help="Prepare text for training, and look at what was prepared.", help_epilogue=""
     )
     tokens = App(name="token", help="Say who may come to a run, and until when.", help_epilogue="")
+    vpn = App(name="vpn", help="A WireGuard network of the run's own peers.", help_epilogue="")
     groups = (
         (app, COMMANDS),
         (tokens, TOKEN_COMMANDS),
         (settings, CONFIG_COMMANDS),
         (checkpoints, CHECKPOINT_COMMANDS),
         (data, DATA_COMMANDS),
+        (vpn, VPN_COMMANDS),
         (bench, BENCH_COMMANDS),
     )
     for group, commands in groups:
@@ -115,6 +121,7 @@ def build_app() -> App:
     app.command(settings)
     app.command(checkpoints)
     app.command(data)
+    app.command(vpn)
     app.command(bench)
     return app
 

@@ -16,6 +16,7 @@ import numpy as np
 from atoll import _native
 from atoll.comm.base import Bytes
 from atoll.errors import LocalError
+from atoll.network.chosen_paths import ordered
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
 from atoll.plan.links import CROWD
@@ -81,8 +82,8 @@ def expand(plan: Plan, routing: Routing) -> Expansion:
 
 
 def hosts_of(rank: RankInfo) -> str:
-    """All hosts of a rank, as the engine takes them."""
-    return ",".join((rank.host, *rank.more_hosts))
+    """All hosts of a rank, as the engine takes them: the one to be dialled first, as a VPN on this machine measured."""
+    return ",".join(ordered((rank.host, *rank.more_hosts)))
 
 
 def _stamp(digest: str) -> int:

@@ -96,6 +96,28 @@ class TokensWanted(Message, frozen=True):
     """Tell which tokens there are."""
 
 
+class VpnAnnounce(Message, frozen=True):
+    """A peer's `atoll vpn`, every few seconds: I am here; who else? Only public keys travel.
+
+    WireGuard listens on UDP `port`, and TCP connections to the same port measure; `ping_port` (UDP) answers inside the
+    VPN, 0: not yet. `endpoints` ("address:port", best first) are where it may be reached as far as it knows; the first
+    `stated` of them a person gave. On UDP `relay_port` (0: none) it passes others' packets on, if it is the hub, which
+    it wants to be with `hub`. `seen` are the endpoints at which it hears others, by name. `leaving`: goodbye.
+    """
+
+    run: str
+    peer: str
+    public_key: bytes
+    port: int
+    ping_port: int = 0
+    relay_port: int = 0
+    endpoints: tuple[str, ...] = ()
+    stated: int = 0
+    hub: bool = False
+    seen: dict[str, str] = msgspec.field(default_factory=dict)
+    leaving: bool = False
+
+
 # ---- replies -----------------------------------------------------------------------------------------------------
 
 
@@ -256,10 +278,45 @@ class StandingBy(Message, frozen=True):
     trouble: str = ""
 
 
+class VpnEntry(msgspec.Struct, frozen=True):
+    """One peer of the VPN, as VpnAnnounce; `endpoints` are all that are known, also those at which others see it."""
+
+    peer: str
+    public_key: bytes
+    port: int
+    ping_port: int
+    relay_port: int
+    endpoints: tuple[str, ...]
+
+
+class VpnMesh(Message, frozen=True):
+    """Coordinator: the run's VPN. `network` is its /64; each peer's address in it follows from its public key.
+
+    `hub` is the peer that passes on what two others cannot send each other, "" if there is none. Until `settled` peers
+    may be missing that a restarted coordinator has not heard of again. `links` are what the asker's engine was seen to
+    carry to the others.
+    """
+
+    network: str
+    entries: tuple[VpnEntry, ...]
+    hub: str
+    settled: bool
+    links: tuple[LinkRate, ...] = ()
+
+
 OperatorOrder = StopRun | LeavePeer | EvictPeer
 """What the coordinator machine decides about."""
-Request = StatusWanted | OperatorOrder | SettingsWanted | Enrol | MakeToken | RevokeToken | TokensWanted
-Reply = Status | Done | StandingBy | RunSettings | Enrolled | TokenText | Tokens
+Request = (
+    StatusWanted
+    | OperatorOrder
+    | SettingsWanted
+    | Enrol
+    | MakeToken
+    | RevokeToken
+    | TokensWanted
+    | VpnAnnounce
+)
+Reply = Status | Done | StandingBy | RunSettings | Enrolled | TokenText | Tokens | VpnMesh
 
 _operator_decoder = msgspec.msgpack.Decoder(OperatorConnect | Request)
 _reply_decoder = msgspec.msgpack.Decoder(Challenge | OperatorWelcome | Refused | Reply)

@@ -30,6 +30,7 @@ from atoll.membership.operator import (
     Status,
     StatusWanted,
     StopRun,
+    VpnAnnounce,
 )
 from atoll.membership.register import Register, Unknown
 from atoll.membership.registrar import Holder, Registrar
@@ -39,7 +40,8 @@ ANSWER_S = 5.0
 
 
 class OperatorDoor:
-    """Lets operators in, and takes what they ask to the machine or the registrar. `hear` puts an event before it."""
+    """Lets operators in, and takes what they ask to the machine or the registrar. `hear` puts an event before it;
+    `vpn(said, host)` answers a peer's VPN, which comes from `host`."""
 
     def __init__(
         self,
@@ -51,11 +53,13 @@ class OperatorDoor:
         status: Callable[[], Status],
         settings: Callable[[], dict[str, Any] | None],
         hear: Callable[[OperatorSaid], Awaitable[None]],
+        vpn: Callable[[VpnAnnounce, str], Reply],
     ) -> None:
         self._register, self._registrar = register, registrar
         self._gate, self._tls = strangers, tls
         self._status, self._settings = status, settings
         self._hear = hear
+        self._vpn = vpn
         self._tickets = count(1)
         self._waiting: dict[int, asyncio.Future[Done]] = {}
 
@@ -67,9 +71,17 @@ class OperatorDoor:
 
     async def attend(self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         """One connection from its first byte to its last."""
-        await attend_operator(websocket, transport, self._register, self._gate, self._reply, tls=self._tls)
+        host = gate.address_of(transport)
+        await attend_operator(
+            websocket,
+            transport,
+            self._register,
+            self._gate,
+            lambda who, request: self._reply(who, request, host),
+            tls=self._tls,
+        )
 
-    async def _reply(self, who: Holder, request: Request) -> Reply:
+    async def _reply(self, who: Holder, request: Request, host: str) -> Reply:
         self._registrar.check(who, request)
         match request:
             case StatusWanted():
@@ -78,6 +90,8 @@ class OperatorDoor:
                 return RunSettings(self._settings())
             case StopRun() | LeavePeer() | EvictPeer():
                 return await self._decide(request)
+            case VpnAnnounce():
+                return self._vpn(request, host)
             case _:
                 return self._registrar.reply(who, request)
 

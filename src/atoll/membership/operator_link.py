@@ -36,6 +36,8 @@ from atoll.membership.operator import (
     Tokens,
     TokensWanted,
     TokenText,
+    VpnAnnounce,
+    VpnMesh,
 )
 from atoll.membership.register import Token, parse_token
 
@@ -62,6 +64,20 @@ def give_order(address: str, token: bytes, request: Request, secure: Secure | No
     """
     reply = asyncio.run(decided(address, token, request, secure))
     assert isinstance(reply, Done)
+    return reply
+
+
+async def announce_vpn(
+    address: str, token: bytes, said: VpnAnnounce, secure: Secure | None = None
+) -> VpnMesh | Done:
+    """Tell the coordinator of this peer's VPN, and hear of the others'; Done for a goodbye.
+
+    Raises ConfigError, Unreachable or Refused, as `give_order`; Refused also for an announcement that it does not take.
+    """
+    reply = await decided(address, token, said, secure)
+    assert isinstance(reply, VpnMesh | Done)
+    if isinstance(reply, Done) and not reply.ok:
+        raise Refused(reply.reason)
     return reply
 
 
@@ -117,6 +133,7 @@ _REPLIES: Final[dict[type[Request], type[Reply]]] = {
     Enrol: Enrolled,
     MakeToken: TokenText,
     TokensWanted: Tokens,
+    VpnAnnounce: VpnMesh,
 }
 
 

@@ -25,9 +25,11 @@ from atoll.membership.operator import (
     Tokens,
     TokensWanted,
     TokenText,
+    VpnAnnounce,
 )
 from atoll.membership.register import Register, Scope, Unknown
 from atoll.membership.steps import JournalRecord, TokenRevoked
+from atoll.membership.vpn_board import certificate_name
 
 NEEDS: Final[dict[type[Request], Scope]] = {
     StatusWanted: "watch",
@@ -39,9 +41,10 @@ NEEDS: Final[dict[type[Request], Scope]] = {
     MakeToken: "admin",
     RevokeToken: "admin",
     TokensWanted: "admin",
+    VpnAnnounce: "join",
 }
 """What a token must allow for each request."""
-_BY_CERTIFICATE: Final = (StatusWanted, SettingsWanted, Enrol)
+_BY_CERTIFICATE: Final = (StatusWanted, SettingsWanted, Enrol, VpnAnnounce)
 """What a member may ask without a token."""
 
 
@@ -86,7 +89,9 @@ class Registrar:
                 raise Unknown("a peer's certificate does not allow that; it needs a token that may admin")
         else:
             self._register.key_of(who.token, NEEDS[type(request)])
-        if isinstance(request, SettingsWanted | Enrol) and request.run != self._run:
+        if isinstance(request, VpnAnnounce) and who.peer not in ("", certificate_name(request.peer)):
+            raise Unknown(f"this is the certificate of {who.peer!r}, not of {request.peer!r}'s VPN")
+        if isinstance(request, SettingsWanted | Enrol | VpnAnnounce) and request.run != self._run:
             raise Unknown(
                 f"this coordinator runs {self._run!r}, not {request.run!r}; check run.name and the address"
             )

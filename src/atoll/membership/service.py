@@ -29,7 +29,7 @@ from atoll.membership.gate import Gate
 from atoll.membership.journal import Journal
 from atoll.membership.link import PATH
 from atoll.membership.messages import Refused, Scalar, Welcome
-from atoll.membership.operator import OPERATOR_PATH
+from atoll.membership.operator import OPERATOR_PATH, Reply, VpnAnnounce
 from atoll.membership.operator_door import OperatorDoor
 from atoll.membership.peer_connection import FLUSH_S, PeerConnection
 from atoll.membership.register import Register
@@ -44,6 +44,7 @@ from atoll.membership.steps import (
     Step,
     Tick,
 )
+from atoll.membership.vpn_board import VpnBoard, network_of
 
 INBOX_EVENTS = 1024
 STOPPED = 143
@@ -91,6 +92,7 @@ class Service:
             status=lambda: status.report(self._state, self._clock.now_s()),
             settings=lambda: self._nested_settings or self._state.run_settings,
             hear=lambda event: self._inbox.put((None, event)),
+            vpn=self._hear_vpn,
         )
         self._connections: dict[str, PeerConnection] = {}
         self._finish: steps.Finish | None = None
@@ -101,6 +103,7 @@ class Service:
         records, now_s = self._journal.records, self._clock.now_s()
         begun = coordinator.start(self._settings, records, new_key, run_settings, now_s)
         self._state = begun.state
+        self._vpn = VpnBoard(network_of(self._settings.run, self._lasting_secret()), now_s)
         self._carry_out(begun)
 
     async def run(
@@ -265,6 +268,16 @@ class Service:
 
     def _keep(self, record: JournalRecord) -> None:
         self._journal.append(record)
+
+    def _lasting_secret(self) -> bytes:
+        """Of this run alone, and the same for as long as it lasts: a session key may change where there is TLS."""
+        return self._trust.authority.encode() if self._trust else self._state.session_key
+
+    def _hear_vpn(self, said: VpnAnnounce, host: str) -> Reply:
+        now_s = self._clock.now_s()
+        evicted = {peer for peer, each in self._state.evictions.items() if each.until_s > now_s}
+        links = {link: seen.bytes_per_s for link, seen in self._state.rates.items()}
+        return self._vpn.hear(said, host, now_s, evicted=evicted, links=links)
 
     def _welcome(self, proven: gate.Proven, address: str) -> Welcome:
         who, key = proven.handshake, proven.key

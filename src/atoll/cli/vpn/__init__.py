@@ -1,0 +1,1 @@
+"""`atoll vpn`: a WireGuard network of the run's own peers."""
