@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from support.slack import SLACK_S
-from support.trusted_swarm import TrustedSwarm
+from support.trusted_wan_swarm import TrustedWanSwarm
 from support.wan_crew import lab
-from support.wan_swarm import WanSwarm, star
+from support.wan_swarm import star
 
 pytestmark = [pytest.mark.wan, pytest.mark.timeout(300)]
 
@@ -29,13 +29,6 @@ LONG = ["--numel", 100_000, "--rounds", 10_000, "--round-s", 2.0]
 OPEN, CONE, SYMMETRIC, FULL = "open", "cone", "symmetric", "full"
 RTT_MS, UP_MBIT = 40, 50
 PORT = 7171
-
-
-class TrustedWanSwarm(WanSwarm, TrustedSwarm):
-    """With an authority: a coordinator that others reach has one."""
-
-    def placed(self, command: list[str]) -> list[str]:
-        return WanSwarm.placed(self, TrustedSwarm.placed(self, command))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +44,7 @@ def network() -> Iterator[Any]:
 def swarm(network: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrustedWanSwarm]:
     """One member that trains, at a site that anyone can reach."""
     with TrustedWanSwarm(network, tmp_path_factory.mktemp("swarm"), start_peers=1, **WAITS) as swarm:
-        trust = ["--authority", swarm.authority.fingerprint, "--token-file", swarm.token_file]
-        swarm.quadratic("p0", 1.0, *trust, *LONG)
+        swarm.quadratic("p0", 1.0, *LONG)
         swarm.wait(lambda: len(swarm.events("RoundCommitted")) >= 2, within_s=90, what="two rounds")
         yield swarm
 

@@ -17,6 +17,7 @@ import pytest
 from atoll.values import OpId, Range, RankInfo
 from support.slack import SLACK_S
 from support.trainer import write_text
+from support.trusted_wan_swarm import TrustedWanSwarm
 from support.wan_crew import WanCrew, lab
 from support.wan_swarm import HUB, WanSwarm
 
@@ -151,11 +152,12 @@ def homes() -> Iterator[Any]:
         yield up
 
 
+@pytest.mark.parametrize("kind", [WanSwarm, TrustedWanSwarm], ids=["in a VPN", "TLS"])
 def test_a_run_with_two_that_only_dial_out_commits_and_never_tries_their_edge(
-    homes: Any, tmp_path: Path
+    homes: Any, tmp_path: Path, kind: type[WanSwarm]
 ) -> None:
     """No attempt fails: that the two at home cannot meet is found out before the first round is planned."""
-    with WanSwarm(homes, tmp_path, start_peers=len(RUN), **WAITS) as swarm:
+    with kind(homes, tmp_path, start_peers=len(RUN), **WAITS) as swarm:
         for index, name in enumerate(RUN):
             swarm.quadratic(name, float(index + 1), "--rounds", 5, "--numel", NUMEL)
         swarm.finish_well(within_s=120)

@@ -38,6 +38,7 @@ from atoll.membership.examination import (
     echo,
 )
 from atoll.membership.frames import pack
+from atoll.membership.listening import listening
 from atoll.membership.operator import OperatorWelcome
 from atoll.membership.operator_door import prove_operator
 from atoll.membership.planning import codec_of, num_elements, wire_bytes
@@ -249,7 +250,7 @@ async def _mapping_ports(host: str, nonce: bytes) -> AsyncGenerator[tuple[int, .
     admitting: list[asyncio.Task[None]] = []
     with contextlib.ExitStack() as opened:
         try:
-            listeners = [opened.enter_context(gate.listening(host, 0))[0] for _ in range(2)]
+            listeners = [opened.enter_context(listening(host, 0))[0] for _ in range(2)]
         except LocalError:
             listeners = []
         try:

@@ -14,12 +14,13 @@ from typing import Any
 
 from atoll.clock import MonotonicClock
 from atoll.events import EventLog
-from atoll.membership import auth, coordinator, gate, steps
+from atoll.membership import auth, coordinator, steps
 from atoll.membership.addresses import join_address
 from atoll.membership.coordinator_draft import MakeLanes
 from atoll.membership.etcd_journal import Contender
 from atoll.membership.etcd_place import EtcdPlace
 from atoll.membership.journal import Journal, JournalFile
+from atoll.membership.listening import listening
 from atoll.membership.messages import Scalar
 from atoll.membership.register import Register
 from atoll.membership.registrar import Trust
@@ -79,9 +80,9 @@ async def serve(
 
     if isinstance(journal_path, Path):
         with contextlib.closing(JournalFile(journal_path, settings.run)) as journal:
-            with gate.listening(host, port) as listeners:
+            with listening(host, port) as listeners:
                 return await lead(journal)
-    with gate.listening(host, port) as listeners:
+    with listening(host, port) as listeners:
         bound_host, bound_port = listeners[0].getsockname()[:2]
         address = join_address(advertise or bound_host, bound_port)
         ended = await lead_in_turn(

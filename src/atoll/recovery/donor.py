@@ -24,7 +24,7 @@ from atoll import log
 from atoll.config import environment
 from atoll.errors import LocalError
 from atoll.kernels import Bytes, Table
-from atoll.membership.gate import listen_on
+from atoll.membership.listening import listen_on
 from atoll.network.authority import Identity
 from atoll.recovery.folder import RAM, StagingFolder, make_folder
 from atoll.recovery.priority import go_last
