@@ -196,7 +196,7 @@ class Connections {
     bool shaken = false;  // the stream's handshake is done
     bool raced = false;
     NodeName target;    // if dialled
-    std::string where;  // likewise
+    std::string where;  // the address that was dialled, or the host that called
     Time expires_at;
     std::vector<std::uint8_t> heard;
   };
@@ -204,7 +204,7 @@ class Connections {
   // In hellos.cc: until there is a link.
   void accept_all();
   void add_pending(Fd fd, Role role, const NodeName& target, const std::string& where, bool raced);
-  void evict_oldest_stranger();
+  void make_room_for_stranger();
   void advance(Token token, Pending& pending, std::uint32_t events);
   Status go_on(Pending& pending);
   Status hear(Pending& pending);

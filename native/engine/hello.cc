@@ -134,6 +134,7 @@ Status Hello::read(const HelloBytes& hello, NodeName* from) const {
   const auto length = get<std::uint32_t>(at + 16);
   if (length == 0 || length > kMaxPeerBytes) return broken("a hello with a malformed peer id");
   from->rank = get<std::uint32_t>(at + 12);
+  if (from->rank >= kMostRanks) return broken("a hello of rank " + std::to_string(from->rank));
   from->peer.assign(reinterpret_cast<const char*>(at + kPeerAt), length);
   return success();
 }

@@ -38,6 +38,8 @@ namespace atoll_core::engine {
 
 inline constexpr std::size_t kHelloBytes = 256;
 inline constexpr std::size_t kMaxPeerBytes = 128;
+// Of one peer. What is kept of each node that ever called is bounded by it.
+inline constexpr std::uint32_t kMostRanks = 4096;
 using HelloBytes = std::array<std::uint8_t, kHelloBytes>;
 using Nonce = std::array<std::uint8_t, 32>;
 

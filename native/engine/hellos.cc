@@ -14,8 +14,9 @@ void Connections::accept_all() {
     Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
       accept_error_.clear();
-      evict_oldest_stranger();
-      add_pending(std::move(fd), Role::kAcceptor, {}, {}, false);
+      make_room_for_stranger();
+      std::string from = host_text(remote_address(fd.get()));
+      add_pending(std::move(fd), Role::kAcceptor, {}, from, false);
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       accepting_ = false;
       accept_error_ = system_error("accepting a connection", errno).text;
@@ -27,11 +28,22 @@ void Connections::accept_all() {
   }
 }
 
-void Connections::evict_oldest_stranger() {
-  const auto stranger = [](const auto& entry) { return !entry.second.dialled; };
-  const auto count = static_cast<std::size_t>(std::ranges::count_if(pending_, stranger));
-  if (count < kMaxPendingHellos) return;
-  drop_pending(std::ranges::find_if(pending_, stranger)->first, broken("too many hellos at once"));
+// Of the source that has most of them the oldest goes: one that opens many keeps nobody else out.
+void Connections::make_room_for_stranger() {
+  std::map<std::string_view, std::size_t> of_source;
+  std::size_t strangers = 0;
+  for (const auto& [token, pending] : pending_) {
+    if (pending.dialled) continue;
+    ++strangers;
+    ++of_source[pending.where];
+  }
+  if (strangers < kMaxPendingHellos) return;
+  const auto most = std::ranges::max_element(
+      of_source, {}, [](const auto& entry) { return entry.second; });
+  const auto oldest = std::ranges::find_if(pending_, [&](const auto& entry) {
+    return !entry.second.dialled && entry.second.where == most->first;
+  });
+  drop_pending(oldest->first, broken("too many hellos at once"));
 }
 
 void Connections::add_pending(Fd fd, Role role, const NodeName& target, const std::string& where,

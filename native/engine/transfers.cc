@@ -223,7 +223,11 @@ void Transfers::answer_late(Link& link, const Frame& begin) {
 
 Status Transfers::on_payload(Link& link, Transfer& transfer, const Frame& frame, bool kept) {
   const Piece piece = piece_of(frame);
-  const std::uint32_t from = *transfer.index_of(link.remote());
+  // The op may have begun here only after place() saw the header, so nobody has looked yet who it
+  // is.
+  const auto sender = transfer.index_of(link.remote());
+  if (!sender) return broken("it is not in the plan of op " + to_string(frame.op));
+  const std::uint32_t from = *sender;
   transfer.rates.received(from, frame.length, Clock::now());
   // Dropped though it is still lacking: its place went to another copy, which the sender may have
   // lost before this one, or its op began here only after its header came. The sender takes it for

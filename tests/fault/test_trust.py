@@ -18,7 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atoll.diloco.badge import FOLDER
+from atoll.diloco.badge import FOLDER, Badge, enrol
+from atoll.errors import Refused, Unreachable
+from atoll.membership.client import Member
 from atoll.network.authority import Authority, Identity, new_key
 from atoll.network.tls import server_context
 from atoll.recovery import proof
@@ -307,10 +309,18 @@ def test_a_member_that_turns_bad_is_evicted_in_mid_round(tmp_path: Path) -> None
         last = swarm.peers["a"].rounds()[-1]
         assert "bad" not in last["members"]
         held = Identity(*_parts(tmp_path / swarm.run / FOLDER / "bad.0.pem"))
-        old_key = key_before(swarm)
-        for port in listening_ports(swarm.peers["a"]):
-            answer = ask_sidecar(port, client_context(held, tmp_path), swarm.run, "a", old_key)
-            assert b"HTTP/1.1 2" not in answer
+        old_key, new_key_ = keys_of(swarm)
+        ports, context = listening_ports(swarm.peers["a"]), client_context(held, tmp_path)
+
+        def answers(key: bytes) -> bool:
+            found = [ask_sidecar(port, context, swarm.run, "a", key) for port in ports]
+            return any(answer.startswith(b"HTTP/1.1 200") for answer in found)
+
+        swarm.wait(lambda: answers(new_key_), within_s=60, what="the sidecar, by the new key")
+        assert not answers(old_key)
+        learnt = keys_learnt(swarm, held)
+        assert learnt, "it proved its certificate, or the coordinator said why not"
+        assert new_key_ not in learnt, "who is refused is told no key that opens anything"
         bad.send(signal.SIGCONT)
         assert swarm.finish("bad", within_s=60) == {"bad": 5}
         assert "it lies" in bad.output()
@@ -320,8 +330,28 @@ def test_a_member_that_turns_bad_is_evicted_in_mid_round(tmp_path: Path) -> None
         swarm.assert_one_history()
 
 
-def key_before(swarm: TrustedSwarm) -> bytes:
-    """The session key that the run began with, as its journal has it."""
+def keys_learnt(swarm: TrustedSwarm, shown: Identity) -> list[bytes]:
+    """What the coordinator tells the evicted peer when it enrols anew with the token, or comes with what it has."""
+    learnt: list[bytes] = [b""]
+    token = swarm.token_file.read_bytes().strip()
+    badge = Badge(swarm.run, "bad", shown, None)
+    with contextlib.suppress(Refused):
+        badge = enrol(
+            swarm.address, run=swarm.run, peer="bad", token=token, fingerprint=swarm.authority.fingerprint, folder=None
+        )  # fmt: skip
+    member = Member(
+        address=swarm.address, run=swarm.run, peer="bad", token=b"", on_abort=lambda op: None, secure=badge.secure
+    )  # fmt: skip
+    try:
+        with contextlib.suppress(Refused, Unreachable):
+            learnt.append(member.connect().session_key)
+    finally:
+        member.close()
+    return learnt
+
+
+def keys_of(swarm: TrustedSwarm) -> tuple[bytes, bytes]:
+    """The session keys that the run began with and has now, as its journal has them."""
     from atoll.membership.journal import JournalFile
     from atoll.membership.steps import EvictionDecided, TermRaised
 
@@ -331,7 +361,7 @@ def key_before(swarm: TrustedSwarm) -> bytes:
     keys = [each.session_key for each in journal.records if isinstance(each, TermRaised | EvictionDecided)]
     journal.close()
     assert len(set(keys)) == 2, "the eviction came with another key"
-    return keys[0]
+    return keys[0], keys[-1]
 
 
 def ask_sidecar(port: int, context: ssl.SSLContext, run: str, donor: str, key: bytes) -> bytes:

@@ -337,7 +337,7 @@ def test_a_peer_that_does_not_read_is_cut_off() -> None:
             aborted.append(True)
 
     who = auth.Handshake(protocol=1, run="run", peer="a", incarnation="i", server_nonce=b"", client_nonce=b"")
-    connection: Any = PeerConnection(object(), Transport(), who)  # type: ignore[arg-type]
+    connection: Any = PeerConnection(object(), Transport(), gate.Proven(who, TOKEN))  # type: ignore[arg-type]
     for _ in range(OUTBOX_MESSAGES):
         connection.send(messages.HeartbeatAck(1))
     assert not aborted

@@ -125,7 +125,47 @@ def test_a_name_belongs_to_whoever_came_by_it_first(monkeypatch: pytest.MonkeyPa
     clock.now_s += CERTIFICATE_S + 1
     assert register.refusal_to_certify("bern", other.id) == "", "nobody has renewed it"
     monkeypatch.setattr("atoll.membership.register.MOST_CERTIFICATES", 1)
+    assert register.refusal_to_certify("oslo", other.id) == "", "what is over takes no place"
+    register.learn(register.certified(2, "bern", other.id))
     assert "gives no more" in register.refusal_to_certify("oslo", other.id)
+
+
+def test_a_name_is_free_again_once_the_token_it_came_by_is_over() -> None:
+    clock = Clock()
+    register, made, _ = register_with(clock, for_s=60)
+    other, _ = register.make_token("join")
+    register.learn(other, register.certified(1, "bern", made.id))
+    assert register.refusal_to_certify("bern", other.id)
+    clock.now_s += 61
+    assert register.refusal_to_certify("bern", other.id) == ""
+
+
+def test_who_only_looks_takes_a_place_for_minutes() -> None:
+    clock = Clock()
+    register, made, _ = register_with(clock)
+    register.learn(register.certified(1, "!doctor-1", made.id), register.certified(2, "bern", made.id))
+    clock.now_s += 601
+    with pytest.raises(Unknown, match="was not renewed"):
+        register.certificate("1")
+    register.certificate("2")
+
+
+def test_an_eviction_takes_the_certificate_of_the_peers_vpn_too() -> None:
+    register, made, _ = register_with(Clock())
+    register.learn(register.certified(1, "bern.vpn", made.id))
+    assert register.knows("bern")
+    register.learn(EvictionDecided(peer="bern", reason="", for_s=0.0))
+    assert not register.knows("bern")
+    with pytest.raises(Unknown):
+        register.certificate("1")
+
+
+def test_tokens_that_a_broken_start_left_are_known_again() -> None:
+    register = Register(wall_time_s=Clock())
+    made, text = register.make_token("join", 60, "made with the run")
+    assert register.known_token("join", text.encode(), 60) == made
+    assert register.known_token("join", b"") is None
+    assert register.known_token("join", b"nonsense") is None
 
 
 def test_a_certificate_that_nobody_renews_is_over() -> None:

@@ -26,10 +26,11 @@ from atoll.config.shared import flatten, nested, settings_digest
 from atoll.dashboard.console import EventPrinter
 from atoll.errors import AtollError, ConfigError
 from atoll.events import EventLog, JsonLinesSink, RunEnded, RunStarted
+from atoll.membership.addresses import join_address
 from atoll.membership.etcd_place import SCHEME, EtcdPlace, parse_place
 from atoll.membership.settings import CoordinatorSettings, Timeouts
 from atoll.network.addresses import EVERYWHERE
-from atoll.network.own_addresses import name_for_others
+from atoll.network.own_addresses import name_for_others, way_out
 from atoll.plan.planner import choose
 from atoll.signals import SIGNALS
 
@@ -107,7 +108,8 @@ def coordinator(
     kept_in = _journal(journal, config, folder)
     if trusted and trusted.secrets and isinstance(kept_in, Path) and kept_in.exists():
         raise ConfigError(
-            f"--new: {kept_in} is the journal of a run that has begun; leave out --new to go on with it"
+            f"{kept_in} is the journal of a run that has begun, and its authority is not in "
+            f"{authority_file or folder / AUTHORITY}: put that back, or begin another run with another --out"
         )
     publisher = publisher_of(config, trusted.authority if trusted else None, advertise, console)
     if trusted is not None:
@@ -128,6 +130,7 @@ def coordinator(
                 token=token,
                 trust=trusted.trust if trusted else None,
                 first_tokens=trusted.first_tokens if trusted else (),
+                new_run=bool(trusted and trusted.secrets),
                 journal_path=kept_in,
                 run_settings=flat,
                 nested_settings=nested(config) if run_toml else None,
@@ -138,6 +141,7 @@ def coordinator(
                     config,
                     ready_host,
                     ready_port,
+                    advertise,
                     shared=not isinstance(kept_in, Path),
                     trusted=trusted,
                 ),
@@ -224,15 +228,25 @@ def _span(text: str) -> float:
 
 
 def _say_how_to_join(
-    console: Console, config: RunConfig, host: str, port: int, *, shared: bool, trusted: Trusted | None
+    console: Console,
+    config: RunConfig,
+    host: str,
+    port: int,
+    advertise: str,
+    *,
+    shared: bool,
+    trusted: Trusted | None,
 ) -> None:
     """`shared`: other coordinators may lead this run too."""
-    shown = f"[{host}]" if ":" in host else host
-    reach = "HOST" if host in EVERYWHERE else shown
+    hosts = [each.strip() for each in advertise.split(",") if each.strip()]
+    if not hosts:
+        hosts = [way_out() or name_for_others()] if host in EVERYWHERE else [host]
+    reach = ",".join(each if _has_port(each) else join_address(each, port) for each in hosts)
     count = config.membership.start_peers
     lines = [
-        f"run {config.run.name}: listening on {shown}:{port}; begins with {count} peer{'s' * (count != 1)}",
-        join_line(f"{reach}:{port}", config.run.name, trusted.fingerprint if trusted else ""),
+        f"run {config.run.name}: listening on {join_address(host, port)}; begins with {count} "
+        f"peer{'s' * (count != 1)}",
+        join_line(reach, config.run.name, trusted.fingerprint if trusted else ""),
         TOKEN_LINE,
     ]
     if trusted is None and host not in LOOPBACK:
@@ -244,6 +258,11 @@ def _say_how_to_join(
     if shared:
         lines.append("      and the other coordinators' addresses after this one, separated by commas")
     print_lines(console, lines)
+
+
+def _has_port(host: str) -> bool:
+    """An IPv6 address without brackets has none, however many colons it has."""
+    return host.count(":") == 1 or "]:" in host
 
 
 def _stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:

@@ -9,7 +9,9 @@ from atoll.config.schema import RunConfig
 from atoll.errors import ConfigError
 from atoll.network.authority import Authority
 from atoll.network.dht import SCHEME, Discovery, bootstrap_of
-from atoll.network.dht_publishing import Publisher, open_publisher
+from atoll.network.dht_publishing import Publisher, addresses_of, open_publisher
+from atoll.network.dht_record import is_dialable
+from atoll.network.own_addresses import interface_addresses
 
 
 def coordinator_of(config: RunConfig, wait_s: float = 0.0) -> str:
@@ -24,6 +26,22 @@ def coordinator_of(config: RunConfig, wait_s: float = 0.0) -> str:
     assert asking is not None
     with asking:
         return asking.coordinator(address, wait_s)
+
+
+def _dialable(advertise: str) -> list[str]:
+    """What others can dial of it: interfaces are named by their addresses, "auto" says nothing. Raises ConfigError."""
+    found: list[str] = []
+    interfaces = interface_addresses()
+    for said in filter(None, (each.strip() for each in advertise.split(","))):
+        if said == "auto":
+            continue
+        found += interfaces.get(said, (said,))
+    for address in addresses_of("127.0.0.1", 7070, found):
+        if not is_dialable(address):
+            raise ConfigError(
+                f"--advertise {advertise}: {address!r} cannot be published; give a host, host:port or an interface"
+            )
+    return found
 
 
 def publisher_of(
@@ -43,7 +61,7 @@ def publisher_of(
         config.run.name,
         port=config.dht.port,
         bootstrap=bootstrap_of(config.dht.bootstrap),
-        advertise=[each.strip() for each in advertise.split(",") if each.strip()],
+        advertise=_dialable(advertise),
     )
     named = f"{SCHEME}HOST:{publisher.port}"
     print_lines(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +27,12 @@ LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """A run's authority as its coordinator holds it. `secrets` are files to be written, with mode 0600."""
+    """A run's authority as its coordinator holds it. `secrets` are files to be written, with mode 0600. `first_tokens`
+    are those that a journal without any begins with."""
 
-    authority: Authority
+    authority: Authority = field(repr=False)
     first_tokens: tuple[TokenMade, ...]
-    secrets: dict[Path, bytes]
+    secrets: dict[Path, bytes] = field(repr=False)
     lines: tuple[str, ...]
 
     @property
@@ -76,7 +77,7 @@ def open_trust(config: RunConfig, host: str, file: Path, *, new: bool, join_for_
             raise ConfigError(f"--new: {file} is there already; leave out --new to go on with that authority")
         return _made(config, file, join_for_s)
     if file.exists():
-        return _read(file)
+        return _read(file, join_for_s)
     if security == "tls":  # a service has one command for its first start and all later ones
         return _made(config, file, join_for_s)
     _check_open(host, config.net.vpn)
@@ -105,7 +106,7 @@ def _made(config: RunConfig, file: Path, join_for_s: float) -> Trusted:
     )
 
 
-def _read(file: Path) -> Trusted:
+def _read(file: Path, join_for_s: float) -> Trusted:
     try:
         data, mode = file.read_bytes(), file.stat().st_mode
     except OSError as error:
@@ -116,7 +117,20 @@ def _read(file: Path) -> Trusted:
         authority = Authority.from_pem(data)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}; put back the file that --new made") from None
-    return Trusted(authority, (), {}, ())
+    # A start that ended before it led (the port was in use) has left tokens that no journal knows.
+    register, folder = Register(), file.parent
+    kept = [
+        register.known_token("admin", _token_in(folder / ADMIN_TOKEN)),
+        register.known_token("join", _token_in(folder / JOIN_TOKEN), join_for_s),
+    ]
+    return Trusted(authority, tuple(each for each in kept if each is not None), {}, ())
+
+
+def _token_in(file: Path) -> bytes:
+    try:
+        return file.read_bytes().strip()
+    except OSError:
+        return b""
 
 
 def _check_open(host: str, vpn: str) -> None:

@@ -9,13 +9,14 @@ the peer by; further ranks enrol too, for their engines.
 from __future__ import annotations
 
 import os
+import ssl
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll import log
 from atoll.comm.native import Tls, tls_is_built
-from atoll.errors import LocalError, Refused
+from atoll.errors import ConfigError, LocalError, Refused
 from atoll.membership.addresses import split_address, split_addresses
 from atoll.membership.auth import certificate_key
 from atoll.membership.link import Secure
@@ -155,12 +156,19 @@ def _load(file: Path | None, fingerprint: str) -> Identity | None:
     """The identity of an earlier start, if it is one of this authority."""
     try:
         text = file.read_text() if file is not None else ""
-    except OSError:
+    except (OSError, ValueError):
         return None
     parts = text.split("\f")
     if len(parts) != 3 or not is_authority(parts[1], fingerprint):
         return None
-    return Identity(parts[0], parts[2], parts[1])
+    identity = Identity(parts[0], parts[2], parts[1])
+    try:
+        client_context(identity.authority, identity)
+        der_of(identity.certificate)
+    except (ssl.SSLError, ValueError, ConfigError):
+        _log.warning("%s is damaged; this peer needs its token again", file)
+        return None
+    return identity
 
 
 def _store(file: Path, identity: Identity) -> None:

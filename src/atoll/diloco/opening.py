@@ -120,6 +120,8 @@ class Opening:
             own_part_bytes(grid.numel, feedback=beta > 0) if self.safekeeping.saves else 0,
             InnerState(give, tensors) if give is not None else None,
         )
+        # It may have changed since this peer was admitted, when there was nobody here to be told.
+        self.slot.renew_key(self.member.session_key)
         ranks = tuple(crew.share(RankInfo, self._rank(comm.port, exchange.port, tensors.ranges)))
         rounds = Rounds(
             peer=self.peer,

@@ -40,6 +40,9 @@ class Heard(msgspec.Struct, frozen=True):
     leave_reason: str
     session_key: bytes
 
+    def __repr__(self) -> str:
+        return f"Heard({self.view}, {self.catch_up})"
+
 
 class _Order(msgspec.Struct, frozen=True):
     """The next order of a round, if there is one by now."""

@@ -16,7 +16,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -24,7 +24,7 @@ from aiohttp import WSMsgType, web
 from atoll import log
 from atoll.membership import auth, messages
 from atoll.membership.messages import Challenge, Connect, Refused
-from atoll.membership.register import Register, Unknown
+from atoll.membership.register import VPN_SUFFIX, Register, Unknown
 from atoll.membership.source_limit import SourceLimit
 
 MAX_STRANGERS = 128
@@ -182,7 +182,7 @@ class Proven:
     """Who came, the key that both ends prove it by, and, with TLS, the serial of its certificate."""
 
     handshake: auth.Handshake
-    key: bytes
+    key: bytes = field(repr=False)
     serial: str = ""
 
 
@@ -241,9 +241,12 @@ def certificate_of(transport: asyncio.Transport | None) -> tuple[bytes, str]:
 def _by_certificate(transport: asyncio.Transport | None, register: Register, peer: str) -> tuple[bytes, str]:
     der, serial = certificate_of(transport)
     known = register.certificate(serial)
+    if peer.endswith(VPN_SUFFIX):
+        raise Unknown(
+            f"{peer!r} is the name of a VPN's certificate, and no peer's; choose another one (local.peer)"
+        )
     if known.peer != peer:
         raise Unknown(f"its certificate is that of {known.peer!r}, and it calls itself {peer!r}")
-    register.seen(serial)
     return auth.certificate_key(der), serial
 
 

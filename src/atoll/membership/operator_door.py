@@ -101,7 +101,8 @@ class OperatorDoor:
         # Without TLS a new session key could not be told to anybody without telling everybody.
         spare_key = auth.new_session_key() if self._tls else b""
         try:
-            await self._hear(OperatorSaid(ticket, request, spare_key))
+            certified = isinstance(request, EvictPeer) and self._register.knows(request.peer)
+            await self._hear(OperatorSaid(ticket, request, spare_key, certified))
             return await self._waiting[ticket]
         finally:
             del self._waiting[ticket]

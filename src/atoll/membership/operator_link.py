@@ -110,9 +110,10 @@ def ask_leader(
                 missed.append(f"{at}{_reason(why)}")
             except Refused as refusal:
                 refused.append(f"{at}{refusal}")
-        if refused:
+        ends = time.monotonic() + pause_s >= deadline_s
+        if refused and (ends or not missed):  # one that stands by may not know a token that the leader made
             raise Refused("; ".join(refused))
-        if time.monotonic() + pause_s >= deadline_s:
+        if ends:
             raise Unreachable(
                 f"no coordinator at {', '.join(places)} in {within_s:.3g} s ({'; '.join(missed)}); start one with "
                 "`atoll coordinator`, check the address, or start before it with --wait"

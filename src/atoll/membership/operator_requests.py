@@ -27,7 +27,7 @@ def hear(draft: Draft, event: OperatorSaid) -> None:
     """Decide about a request, and answer it."""
     request = event.request
     nonsense = _nonsense(request)
-    done = Done(False, nonsense) if nonsense else _obey(draft, request, event.spare_key)
+    done = Done(False, nonsense) if nonsense else _obey(draft, event)
     draft.because(f"an operator asked: {done.reason}")
     draft.effects.append(Answer(event.ticket, done))
 
@@ -41,14 +41,14 @@ def _nonsense(request: OperatorOrder) -> str:
     return ""
 
 
-def _obey(draft: Draft, request: OperatorOrder, spare_key: bytes) -> Done:
-    match request:
+def _obey(draft: Draft, event: OperatorSaid) -> Done:
+    match event.request:
         case StopRun(reason=reason):
             return _stop(draft, reason)
         case LeavePeer(peer=peer, reason=reason):
             return _ask_to_leave(draft, peer, reason)
-        case EvictPeer():
-            return _evict(draft, request, spare_key)
+        case EvictPeer() as request:
+            return _evict(draft, request, event.spare_key, event.certified)
 
 
 # ---- stop ------------------------------------------------------------------------------------------------
@@ -144,10 +144,10 @@ def _dismiss(draft: Draft, record: PeerRecord, why: str) -> None:
 # ---- evict -----------------------------------------------------------------------------------------------
 
 
-def _evict(draft: Draft, request: EvictPeer, spare_key: bytes) -> Done:
+def _evict(draft: Draft, request: EvictPeer, spare_key: bytes, certified: bool) -> Done:
     state, peer = draft.state, request.peer
     record = state.peers.get(peer)
-    if record is None and not _was_here(draft, peer):
+    if record is None and not certified and not _was_here(draft, peer):
         return _unknown(draft, peer)
     why = request.reason or "no reason was given"
     until_s = draft.now_s + request.for_s if request.for_s else math.inf

@@ -7,7 +7,7 @@ import asyncio
 from aiohttp import web
 
 from atoll import log
-from atoll.membership import auth, gate
+from atoll.membership import gate
 from atoll.membership.frames import OversizedError, pack
 from atoll.membership.messages import Message
 
@@ -21,9 +21,10 @@ class PeerConnection:
     """A bounded outbox that one task (`empty_outbox`) empties, so that no slow peer holds up the others."""
 
     def __init__(
-        self, websocket: web.WebSocketResponse, transport: asyncio.Transport, who: auth.Handshake
+        self, websocket: web.WebSocketResponse, transport: asyncio.Transport, proven: gate.Proven
     ) -> None:
-        self.peer, self.incarnation = who.peer, who.incarnation
+        self.proven = proven
+        self.peer, self.incarnation = proven.handshake.peer, proven.handshake.incarnation
         self.address = gate.address_of(transport)
         self._websocket = websocket
         self._transport = transport

@@ -29,6 +29,12 @@ from atoll.membership.steps import (
 
 Scope = Literal["watch", "join", "admin"]
 _RANK: Final[dict[str, int]] = {"watch": 0, "join": 1, "admin": 2}
+TRANSIENT: Final = "!"
+"""Names that begin so are of those who look once (`atoll doctor`): their certificates count for TRANSIENT_S, and are in
+no journal."""
+TRANSIENT_S: Final = 600.0
+VPN_SUFFIX: Final = ".vpn"
+"""A peer's machine in the VPN has a certificate of its own, with the peer's name and this."""
 MOST_TOKENS: Final = 1000
 MOST_CERTIFICATES: Final = 20_000
 MAX_NOTE_CHARS: Final = 120
@@ -103,6 +109,15 @@ class Register:
         expires = self._wall_time_s() + for_s if for_s else 0.0
         return TokenMade(token.id, scope, token.key, expires, note), text
 
+    def known_token(self, scope: Scope, text: bytes, for_s: float = 0.0) -> TokenMade | None:
+        """The record of a token that somebody holds already; None if that is none."""
+        try:
+            token = parse_token(text)
+        except ConfigError:
+            return None
+        expires = self._wall_time_s() + for_s if for_s else 0.0
+        return TokenMade(token.id, scope, token.key, expires, "made with the run")
+
     def key_of(self, token_id: str, needs: Scope = "watch") -> bytes:
         """The key that proves this token. Raises Unknown if there is no such token, or if it is over; `needs` is what
         the holder wants to do."""
@@ -172,7 +187,7 @@ class Register:
                 "its certificate is not in this run's register, or was taken from it; join with a token"
             )
         age_s = self._wall_time_s() - known.made_unix_s
-        if age_s > self._certificate_s:
+        if age_s > self._lasts_s(known):
             raise Unknown(f"its certificate was not renewed for {_span(age_s)}; join with a token")
         return known
 
@@ -180,9 +195,13 @@ class Register:
         """Why the holder of this token cannot have a certificate for this peer; "" if it can. A name belongs to whoever
         came by it first: others would take the peer's place in the run."""
         now_s = self._wall_time_s()
+        self._forget(
+            each.serial
+            for each in tuple(self._certificates.values())
+            if now_s - each.made_unix_s > self._lasts_s(each)
+        )
         for each in self._certificates.values():
-            counts = now_s - each.made_unix_s <= self._certificate_s
-            if each.peer == peer and counts and each.token != token_id:
+            if each.peer == peer and each.token != token_id and self._lets_in(each.token, now_s):
                 return (
                     f"the name {peer!r} is that of a peer that came by another token; choose another one "
                     "(local.peer), or evict that peer"
@@ -191,10 +210,17 @@ class Register:
             return f"this run has {MOST_CERTIFICATES} certificates that count, and gives no more"
         return ""
 
+    def knows(self, peer: str) -> bool:
+        """Whether a certificate of this name, or of its machine in the VPN, is here."""
+        names = (peer, f"{peer}{VPN_SUFFIX}")
+        return any(each.peer in names for each in self._certificates.values())
+
     def seen(self, serial: str) -> None:
         """Somebody came with this certificate: older ones of the same peer are over. Not sooner: the answer to a
         renewal may be lost."""
-        newest = self._certificates[serial]
+        newest = self._certificates.get(serial)
+        if newest is None:
+            return  # taken away meanwhile
         for each in [
             each
             for each in self._certificates.values()
@@ -203,8 +229,9 @@ class Register:
             del self._certificates[each.serial]
 
     def renew_s(self, serial: str) -> float:
-        """In how many seconds its holder should ask for another one."""
-        age_s = self._wall_time_s() - self._certificates[serial].made_unix_s
+        """In how many seconds its holder should ask for another one; 0 if it is over."""
+        known = self._certificates.get(serial)
+        age_s = self._wall_time_s() - known.made_unix_s if known is not None else self._certificate_s
         return max(0.0, self._certificate_s / 3 - age_s)
 
     # ---- records -------------------------------------------------------------------------------------------------
@@ -220,11 +247,20 @@ class Register:
                 case Certified():
                     self._certificates[record.serial] = record
                 case EvictionDecided(peer=peer):
+                    names = (peer, f"{peer}{VPN_SUFFIX}")
                     self._forget(
-                        each.serial for each in tuple(self._certificates.values()) if each.peer == peer
+                        each.serial for each in tuple(self._certificates.values()) if each.peer in names
                     )
                 case _:
                     pass
+
+    def _lasts_s(self, certificate: Certified) -> float:
+        return TRANSIENT_S if certificate.peer.startswith(TRANSIENT) else self._certificate_s
+
+    def _lets_in(self, token_id: str, now_s: float) -> bool:
+        made = self._tokens.get(token_id)
+        expired = made is None or bool(made.expires_unix_s and now_s >= made.expires_unix_s)
+        return not expired and token_id not in self._revoked
 
     def _forget(self, serials: Iterable[str]) -> None:
         for serial in serials:

@@ -27,7 +27,7 @@ from atoll.membership.operator import (
     TokenText,
     VpnAnnounce,
 )
-from atoll.membership.register import Register, Scope, Unknown
+from atoll.membership.register import TRANSIENT, VPN_SUFFIX, Register, Scope, Unknown
 from atoll.membership.steps import JournalRecord, TokenRevoked
 from atoll.membership.vpn_board import certificate_name
 
@@ -77,9 +77,12 @@ class Registrar:
         trust: Trust | None,
         journal: Callable[[JournalRecord], None],
         emit: Callable[[Event], None],
+        evicted: Callable[[str], str],
     ) -> None:
+        """`evicted(peer)`: why this peer is shut out; "" if it is not."""
         self._run = run
         self._register, self._trust, self._journal, self._emit = register, trust, journal, emit
+        self._shut_out = evicted
 
     def check(self, who: Holder, request: Request) -> None:
         """Raises Unknown if this holder may not ask this, or asks it of another run."""
@@ -119,16 +122,25 @@ class Registrar:
             return Done(False, f"a peer's name has 1 to {MAX_NAME_CHARS} printable characters")
         if who.peer and peer != who.peer:
             return Done(False, f"this is the certificate of {who.peer!r}, which cannot become {peer!r}")
-        if refusal := self._register.refusal_to_certify(peer, who.token):
+        if refusal := self._evicted(peer) or self._register.refusal_to_certify(peer, who.token):
             return Done(False, refusal)
         try:
             certificate, serial = trust.certify(peer, request.public_key)
         except ValueError as error:
             return Done(False, f"its key is no use: {error}")
         kept = self._register.certified(serial, peer, who.token)
-        self._keep(kept)
-        self._emit(PeerCertified(peer=peer, serial=kept.serial, token=who.token, renewed=bool(who.serial)))
+        if peer.startswith(TRANSIENT):
+            self._register.learn(kept)
+        else:
+            self._keep(kept)
+            self._emit(
+                PeerCertified(peer=peer, serial=kept.serial, token=who.token, renewed=bool(who.serial))
+            )
         return Enrolled(certificate, self._register.renew_s(kept.serial))
+
+    def _evicted(self, name: str) -> str:
+        """Also of a peer's machine in the VPN."""
+        return self._shut_out(name) or self._shut_out(name.removesuffix(VPN_SUFFIX))
 
     def _make_token(self, request: MakeToken) -> Reply:
         refusal = self._register.refusal_to_make(request.scope, request.for_s, request.note)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.clock import MonotonicClock
+from atoll.errors import ConfigError
 from atoll.events import EventLog
 from atoll.membership import auth, coordinator, steps
 from atoll.membership.addresses import join_address
@@ -38,6 +39,7 @@ async def serve(
     token: bytes = b"",
     trust: Trust | None = None,
     first_tokens: Sequence[TokenMade] = (),
+    new_run: bool = False,
     journal_path: Path | EtcdPlace,
     run_settings: dict[str, Scalar] | None,
     nested_settings: dict[str, Any] | None,
@@ -56,7 +58,8 @@ async def serve(
     `advertise` is the host to show to others by then (default: where it listens). Raises LocalError (port or
     journal), ConfigError (token) and Unreachable (no etcd).
 
-    With `trust` everything is TLS, and tokens are those of the journal; an empty one begins with `first_tokens`.
+    With `trust` everything is TLS, and tokens are those of the journal; one without any begins with
+    `first_tokens`, and a `new_run` has to (ConfigError).
     Without it there is one `token`, known to all.
     """
     if trust is None:
@@ -66,10 +69,16 @@ async def serve(
         return Register() if trust else Register.of_one(token)
 
     async def lead(journal: Journal) -> tuple[int, str]:
-        for made in first_tokens if not journal.records else ():
-            journal.append(made)
+        has_tokens = any(isinstance(record, TokenMade) for record in journal.records)
+        if has_tokens and new_run:
+            raise ConfigError(
+                f"the journal in {journal_path} is that of a run with an authority already; take back what --new has "
+                "made here, and copy that run's authority.pem instead"
+            )
         register = new_register()
-        register.learn(*(() if journal.records else first_tokens))
+        for made in () if has_tokens else first_tokens:
+            journal.append(made)
+            register.learn(made)
         service = Service(settings, register, trust, journal, nested_settings, events, make_lanes)
         service.begin(run_settings)
         return await service.run(listeners, ready, stop)
@@ -94,7 +103,7 @@ async def serve(
             events=events,
             connect_s=settings.timeouts.connect_s,
             register=new_register,
-            tls=trust.context if trust else None,
+            trust=trust,
             stop=stop,
         )
         return ended or (STOPPED, "stopped on request, while another coordinator led")

@@ -86,7 +86,14 @@ class Service:
         )
         self._operators = OperatorDoor(
             register,
-            Registrar(settings.run, register, trust, self._keep, event_log.emit),
+            Registrar(
+                settings.run,
+                register,
+                trust,
+                self._keep,
+                event_log.emit,
+                lambda peer: self._state.eviction(peer, self._clock.now_s()),
+            ),
             self._gate,
             tls=trust is not None,
             status=lambda: status.report(self._state, self._clock.now_s()),
@@ -186,6 +193,12 @@ class Service:
         old = self._connections.get(connection.peer)
         if not refusal:
             self._connections[connection.peer] = connection
+            if connection.proven.serial:
+                self._register.seen(connection.proven.serial)
+        # Only now: who is let in gets the key that holds, and whom the machine refuses one that opens nothing. It has
+        # to be welcomed all the same, or it would not know that its own coordinator speaks.
+        key = auth.new_session_key() if refusal else self._state.session_key
+        connection.send(self._welcome(connection.proven, connection.address, key))
         self._step(event, now_s)
         if refusal:
             _refuse(connection, refusal)
@@ -242,8 +255,7 @@ class Service:
             return
         self._gate.proved(transport)
         self._journal.hold()  # who leads no more welcomes nobody
-        connection = PeerConnection(websocket, transport, proven.handshake)
-        connection.send(self._welcome(proven, connection.address))
+        connection = PeerConnection(websocket, transport, proven)
         sender = asyncio.create_task(connection.empty_outbox())
         try:
             await self._listen(websocket, connection)
@@ -279,9 +291,9 @@ class Service:
         links = {link: seen.bytes_per_s for link, seen in self._state.rates.items()}
         return self._vpn.hear(said, host, now_s, evicted=evicted, links=links)
 
-    def _welcome(self, proven: gate.Proven, address: str) -> Welcome:
+    def _welcome(self, proven: gate.Proven, address: str, session_key: bytes) -> Welcome:
         who, key = proven.handshake, proven.key
-        sealed = who.seal(key, self._state.session_key)
+        sealed = who.seal(key, session_key)
         return Welcome(
             proof=who.coordinator_proof(key, sealed),
             sealed_session_key=sealed,

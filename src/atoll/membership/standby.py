@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,10 +28,12 @@ from atoll.membership.link import STANDING_BY
 from atoll.membership.operator import OPERATOR_PATH, Reply, Request, StandingBy
 from atoll.membership.operator_door import attend_operator
 from atoll.membership.register import Register
-from atoll.membership.registrar import Holder
+from atoll.membership.registrar import Holder, Trust
 from atoll.membership.steps import Finish, JournalRecord
 
 POLL_S = 0.25
+REGISTER_S = 15.0
+"""Reading all records costs etcd more than asking who leads."""
 
 _log = log.get(__name__)
 
@@ -47,7 +48,7 @@ async def lead_in_turn(
     events: EventLog,
     connect_s: float,
     register: Callable[[], Register],
-    tls: ssl.SSLContext | None,
+    trust: Trust | None,
     stop: asyncio.Event,
 ) -> tuple[int, str] | None:
     """Lead whenever nobody else does, until `lead` says that the run is over; None once `stop` is set.
@@ -64,8 +65,8 @@ async def lead_in_turn(
             notice = _Notice(run)
             known = register()
             known.learn(*records)
-            async with _refusing(listeners, known, tls, notice):
-                journal = await _stand_by(contender, events, notice, stop)
+            async with _refusing(listeners, known, trust, notice):
+                journal = await _stand_by(contender, events, notice, known, stop)
             if journal is None:
                 break
             with contextlib.closing(journal):
@@ -110,12 +111,17 @@ class _Notice:
 
 
 async def _stand_by(
-    contender: Contender, events: EventLog, notice: _Notice, stop: asyncio.Event
+    contender: Contender, events: EventLog, notice: _Notice, known: Register, stop: asyncio.Event
 ) -> EtcdJournal | None:
-    """Wait until the lead is ours. None once `stop` is set."""
+    """Wait until the lead is ours. None once `stop` is set. Tokens that the leader makes meanwhile become `known`."""
     told, missed = "", ""
+    clock = asyncio.get_running_loop()
+    look_at_s = clock.time() + REGISTER_S
     while not stop.is_set():
         try:
+            if clock.time() >= look_at_s:
+                known.learn(*contender.records())
+                look_at_s = clock.time() + REGISTER_S
             leader = contender.leader()
             notice.leader = leader.address if leader is not None else ""
             notice.trouble = "" if leader is not None else "nobody leads just now"
@@ -143,15 +149,20 @@ async def _pause(stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def _refusing(
-    listeners: list[socket.socket], register: Register, tls: ssl.SSLContext | None, notice: _Notice
+    listeners: list[socket.socket], register: Register, trust: Trust | None, notice: _Notice
 ) -> AsyncGenerator[None]:
     """Answer whoever connects meanwhile; of strangers nothing is read beyond one request."""
-    strangers = Gate(tls)
+    strangers = Gate(trust.context if trust else None)
 
     async def tell(websocket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
-        await attend_operator(websocket, transport, register, strangers, notice.reply, tls=tls is not None)
+        await attend_operator(websocket, transport, register, strangers, notice.reply, tls=trust is not None)
 
-    doorway = Doorway("atoll coordinator, standing by", {OPERATOR_PATH: tell}, STANDING_BY)
+    doorway = Doorway(
+        "atoll coordinator, standing by",
+        {OPERATOR_PATH: tell},
+        STANDING_BY,
+        authority=trust.authority if trust else "",
+    )
     admitting = [
         asyncio.create_task(gate.admit_connections(each, strangers, doorway.http)) for each in listeners
     ]

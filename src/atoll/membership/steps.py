@@ -59,11 +59,16 @@ class Tick(msgspec.Struct, frozen=True):
 
 class OperatorSaid(msgspec.Struct, frozen=True):
     """A person, or a script, proved the token and asks for something. `ticket` names the Answer to it. `spare_key` is
-    a session key that the run may go on with if this shuts somebody out; b"": there is none."""
+    a session key that the run may go on with if this shuts somebody out; b"": there is none. `certified`: the peer that
+    it is about has a certificate, whether or not it was ever here."""
 
     ticket: int
     request: OperatorOrder
     spare_key: bytes = b""
+    certified: bool = False
+
+    def __repr__(self) -> str:
+        return f"OperatorSaid({self.ticket}, {self.request})"
 
 
 CoordinatorEvent = PeerArrived | PeerSaid | PeerDropped | OperatorSaid | Tick
@@ -227,6 +232,9 @@ class TermRaised(msgspec.Struct, frozen=True, tag=True):
     term: int
     session_key: bytes
 
+    def __repr__(self) -> str:
+        return f"TermRaised({self.term})"
+
 
 class RunDefined(msgspec.Struct, frozen=True, tag=True):
     """The first declaration of the run: what every later one is compared with."""
@@ -312,6 +320,9 @@ class EvictionDecided(msgspec.Struct, frozen=True, tag=True):
     reason: str
     for_s: float
     session_key: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"EvictionDecided({self.peer!r}, {self.reason!r}, {self.for_s:g})"
 
 
 class TokenMade(msgspec.Struct, frozen=True, tag=True):

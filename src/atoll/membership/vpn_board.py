@@ -16,6 +16,7 @@ import msgspec
 
 from atoll.membership.addresses import join_address, split_address
 from atoll.membership.operator import Done, VpnAnnounce, VpnEntry, VpnMesh
+from atoll.membership.register import VPN_SUFFIX
 from atoll.values import LinkRate
 
 FRESH_S = 60.0
@@ -28,7 +29,7 @@ KEY_BYTES = 32
 def certificate_name(peer: str) -> str:
     """The name that a peer's VPN has a certificate for, in a run with TLS. Not the peer's own: a certificate is over
     once its trainer comes with a newer one."""
-    return f"{peer}.vpn"
+    return f"{peer}{VPN_SUFFIX}"
 
 
 def network_of(run: str, secret: bytes) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
@@ -158,11 +158,11 @@ def is_authority(certificate: str | bytes, fingerprint: str) -> bool:
 def is_signed(certificate: str | bytes, data: bytes, signature: bytes) -> bool:
     """Whether the authority with this certificate signed `data`."""
     try:
-        key = _read(certificate).public_key()
+        key = _read(certificate).public_key()  # of whatever kind
         if not isinstance(key, Ed25519PublicKey):
             return False
         key.verify(signature, data)
-    except (ConfigError, InvalidSignature):
+    except (ConfigError, InvalidSignature, UnsupportedAlgorithm, ValueError):
         return False
     return True
 
@@ -178,9 +178,12 @@ def _read(certificate: str | bytes) -> x509.Certificate:
 
 
 def _public_bytes(certificate: x509.Certificate) -> bytes:
-    return certificate.public_key().public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    try:
+        return certificate.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    except (UnsupportedAlgorithm, ValueError) as error:
+        raise ConfigError(f"it is no certificate of an authority ({error})") from None
 
 
 def _pem_of(key: Ed25519PrivateKey) -> str:

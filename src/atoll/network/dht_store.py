@@ -94,9 +94,12 @@ class RecordStore:
 
     def _live(self, key: bytes) -> _Held | None:
         held = self._held.get(key)
-        return held if held is not None and held.until_s > self._clock.now_s() else None
+        return held if held is not None and self._counts(key, held) else None
+
+    def _counts(self, key: bytes, held: _Held) -> bool:
+        """This run's own record does not expire: where no other node offers it again it would be gone for all."""
+        return key == self._own or held.until_s > self._clock.now_s()
 
     def _forget_expired(self) -> None:
-        now_s = self._clock.now_s()
-        for key in [key for key, held in self._held.items() if held.until_s <= now_s]:
+        for key in [key for key, held in self._held.items() if not self._counts(key, held)]:
             del self._held[key]

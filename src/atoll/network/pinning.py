@@ -33,9 +33,12 @@ def fetch_authority(
     deadline_s = time.monotonic() + max(connect_s, wait_s)
     while True:
         missed: list[str] = []
-        for host, port in addresses:
+        strange: list[str] = []
+        for index, (host, port) in enumerate(addresses):
             at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            left_s = max(0.05, min(connect_s, deadline_s - time.monotonic()))
+            # A fair share for each: the first may be a machine that is gone, and says nothing for ever.
+            share_s = (deadline_s - time.monotonic()) / (len(addresses) - index)
+            left_s = max(0.05, min(connect_s / len(addresses), share_s))
             try:
                 found = _fetch(host, port, left_s)
             except (OSError, http.client.HTTPException, ValueError, ConfigError) as error:
@@ -43,10 +46,12 @@ def fetch_authority(
                 continue
             if is_authority(found, fingerprint):
                 return found
-            raise Refused(
+            strange.append(
                 f"what answers at {at} is not this run's coordinator: its authority is {fingerprint_of(found)}, the "
                 f"join line says {fingerprint}; somebody may be in between, or the address is another run's"
             )
+        if strange:
+            raise Refused(strange[0])
         if time.monotonic() + _PAUSE_S >= deadline_s:
             shown = "; ".join(missed)
             raise Unreachable(

@@ -93,6 +93,9 @@ class Server:
     def obey(self, order: Order) -> None:
         if order.session_key is not None:
             self._key = bytes.fromhex(order.session_key)
+            for transport, how in list(self._connections.items()):
+                if how.proved and isinstance(transport, asyncio.Transport):
+                    transport.abort()  # who still takes part proves the new key
         if order.folder is not None:
             self._move(Path(order.folder))
 
