@@ -171,7 +171,7 @@ def test_a_coordinator_without_an_authority_does_not_publish() -> None:
     publisher = publisher_of(config, AUTHORITY, "east.example.org, 10.0.0.5", console)
     assert publisher is not None
     with closing(publisher):
-        line = f"join: atoll join dht:HOST:{publisher.port} --run {config.run.name} --authority sha256:"
+        line = f"  or: atoll join dht:HOST:{publisher.port} --run {config.run.name} --authority sha256:"
         assert line in out.getvalue()
         publisher(0.0, "coordinator", CoordinatorListening("0.0.0.0:7070", 1, False))
         asking = Discovery("run", AUTHORITY.fingerprint, bootstrap=[f"{HERE}:{publisher.port}"])

@@ -67,8 +67,8 @@ def publisher_of(
     print_lines(
         console,
         [
-            f"the DHT is on UDP port {publisher.port}; by it, also when the coordinator has moved:",
-            join_line(named, config.run.name, authority.fingerprint),
+            f"dht: on UDP port {publisher.port}; who joins by it finds the coordinator also where it has moved to:",
+            join_line(named, config.run.name, authority.fingerprint).replace("join:", "  or:", 1),
         ],
     )
     return publisher

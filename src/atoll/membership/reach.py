@@ -88,8 +88,10 @@ def learn_used(draft: Draft, reports: Mapping[str, Collection[LinkRate]]) -> Non
         _take(draft, ways)
 
 
-def awaited(draft: Draft, members: Iterable[PeerRecord]) -> str:
+def awaited(draft: Draft, members: Collection[PeerRecord]) -> str:
     """What a round waits for that may be planned over a pair of which nothing is known yet; "" for nothing."""
+    if len(members) > MOST_PEERS:
+        return ""
     late = {peer: due_s for peer, due_s in draft.state.dials_due_s.items() if due_s > draft.now_s}
     names = [each.peer for each in members if each.peer in late and each.connected]
     if not names:
