@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "sync_memory.py"
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [pytest.param(count, marks=pytest.mark.slow) for count in (1, 2)])
 def test_peers_take_what_the_plan_says(num_ranks: int) -> None:
     kept = {name: value for name, value in environment().items() if not name.startswith("ATOLL_")}
     command = [sys.executable, str(BENCHMARK), "--json", "--set", "run.steps=9"]

@@ -204,7 +204,7 @@ def test_with_an_authority_a_name_is_its_certificate_s_and_a_watcher_has_no_plac
         register.learn(made)
         tokens[scope] = made.id
     register.learn(register.certified(7, certificate_name("a"), tokens["join"]))
-    registrar = Registrar("run", register, None, lambda record: None, lambda event: None)
+    registrar = Registrar("run", register, None, lambda record: None, lambda event: None, lambda peer: "")
     registrar.check(Holder(tokens["join"]), said("a"))
     registrar.check(Holder("", certificate_name("a"), "7"), said("a"))
     with pytest.raises(Unknown, match="may watch, and this needs one that may join"):
