@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from atoll.cli.vpn import records
 from atoll.cli.vpn.wishes import Credentials, own_endpoints, parse_endpoint
 from atoll.errors import ConfigError, LocalError
 from atoll.membership.link import Secure
+from atoll.network import own_addresses
 
 PEER = {
     "peer": "bern",
@@ -159,6 +162,25 @@ def test_endpoints_as_people_write_them(text: str, written: str | None) -> None:
 def test_other_endpoints_are_a_mistake(text: str) -> None:
     with pytest.raises(ConfigError, match="write it as host:port"):
         parse_endpoint(text)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"])
+def test_an_endpoint_that_is_no_host_name_is_one_line(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--endpoint {host}:5: '{host}' is no host name$"):
+        parse_endpoint(f"{host}:5")
+
+
+def test_a_name_server_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(own_addresses, "LOOK_UP_S", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(30) and [])
+    try:
+        with pytest.raises(
+            ConfigError, match=r"^--endpoint far\.example:5: no name server has answered within"
+        ):
+            parse_endpoint("far.example:5")
+    finally:
+        over.set()
 
 
 def test_a_machine_names_what_others_may_reach() -> None:

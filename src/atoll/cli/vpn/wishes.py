@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from atoll.errors import ConfigError, LocalError
 from atoll.membership.link import Secure
+from atoll.network.own_addresses import look_up
 from atoll.network.wireguard_keys import written
 
 RENEW_S = 10 * 86400.0
@@ -60,7 +61,8 @@ def own_endpoints(towards: Sequence[str], addresses: Sequence[str], port: int) -
 
 
 def parse_endpoint(text: str) -> str:
-    """`HOST:PORT` as a person writes it, as `address:port`; looks a name up. Raises ConfigError."""
+    """`HOST:PORT` as a person writes it, as `address:port`. Looks a name up, so it blocks, for some seconds at most.
+    Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not colon or not bare or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -68,10 +70,10 @@ def parse_endpoint(text: str) -> str:
             f"--endpoint {text}: write it as host:port, e.g. 203.0.113.7:51820 or [2001:db8::7]:51820"
         )
     try:
-        found = socket.getaddrinfo(bare, int(port), type=socket.SOCK_DGRAM)
+        _, address = look_up(bare, int(port))[0]
     except OSError as error:
-        raise ConfigError(f"--endpoint {text}: {(error.strerror or str(error)).lower()}") from None
-    return written(str(found[0][4][0]).partition("%")[0], int(port))
+        raise ConfigError(f"--endpoint {text}: {error.strerror or error}") from None
+    return written(str(address[0]).partition("%")[0], int(port))
 
 
 def tcp_listener(port: int) -> socket.socket:
