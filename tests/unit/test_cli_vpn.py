@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import ssl
@@ -18,7 +19,7 @@ import pytest
 
 from atoll.cli.main import VPN_COMMANDS, run
 from atoll.cli.vpn import records
-from atoll.cli.vpn.wishes import Credentials, own_endpoints, parse_endpoint
+from atoll.cli.vpn.wishes import Credentials, Wishes, is_up, own_endpoints, parse_endpoint
 from atoll.errors import ConfigError, LocalError
 from atoll.membership.link import Secure
 from atoll.network import own_addresses
@@ -181,6 +182,22 @@ def test_a_name_server_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatc
             parse_endpoint("far.example:5")
     finally:
         over.set()
+
+
+def test_the_line_of_an_interface_that_is_up_gives_the_peer_the_same_name() -> None:
+    wishes = Wishes(
+        run="r",
+        peer="my box",
+        coordinators=("127.0.0.1:1",),
+        port=51820,
+        relay_port=51821,
+        endpoints=(),
+        stated=0,
+        hub=False,
+    )
+    line = is_up("atoll0", "kernel", wishes, "fd00::1")
+    assert line.startswith("atoll0 is up (kernel): my box of r is fd00::1, UDP port 51820; join with ")
+    assert shlex.split(line)[-4:] == ["--set", "local.bind=atoll0", "--set", "local.peer=my box"]
 
 
 def test_a_machine_names_what_others_may_reach() -> None:

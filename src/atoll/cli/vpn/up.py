@@ -39,7 +39,8 @@ def up(
     peer: Annotated[
         str,
         Parameter(
-            help="This machine's name in the VPN; best its peer's, so that eviction ends both. Default: host name.",
+            help="This machine's name in the VPN; its peer has to have it, too (local.peer): rates and evictions go "
+            "by it. Default: host name.",
             show_default=False,
         ),
     ] = "",
@@ -72,9 +73,9 @@ def up(
 
     Every machine of the run does the same: they find each other through the coordinator, make their own keys, and send
     directly where they can, through a hub where both are behind NAT. A hub passes on sealed packets, which it cannot
-    read; without --hub, a machine that is behind no NAT does it. Then give the engine the address that is printed:
-    --set local.bind=ADDRESS. Needs root, wireguard-tools, and WireGuard in the kernel or wireguard-go. More in
-    docs/vpn.md.
+    read; without --hub, a machine that is behind no NAT does it. Then join with --set local.bind=atoll0 and
+    --set local.peer=NAME, the name that this machine has in the VPN: rates and evictions go by it. Needs root,
+    wireguard-tools, and WireGuard in the kernel or wireguard-go. More in docs/vpn.md.
 
     Try:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import shlex
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,6 +48,14 @@ class Credentials:
         if self.secure is not None and self.renew and time.monotonic() > self.due_s:
             self.secure, again_s = await self.renew(address, self.secure)
             self.due_s = time.monotonic() + again_s
+
+
+def is_up(interface: str, kind: str, wishes: Wishes, address: str) -> str:
+    """What to say when the interface is there. Rates and evictions go by names, so the peer has to take this one."""
+    return (
+        f"{interface} is up ({kind}): {wishes.peer} of {wishes.run} is {address}, UDP port {wishes.port}; join with "
+        f"--set local.bind={shlex.quote(interface)} --set local.peer={shlex.quote(wishes.peer)}"
+    )
 
 
 def own_endpoints(towards: Sequence[str], addresses: Sequence[str], port: int) -> tuple[str, ...]:
