@@ -17,8 +17,8 @@ from atoll.cli.checks import run as run_checks
 from atoll.cli.checks.join_line import JoinLine
 from atoll.cli.checks.record import Examining
 from atoll.cli.checks.ways import look_outward
-from atoll.cli.finding import coordinator_of
-from atoll.config.load import load, load_joined
+from atoll.cli.finding import found_at
+from atoll.config.load import load_joined
 from atoll.config.schema import RunConfig
 from atoll.diloco.badge import way_in
 from atoll.errors import ConfigError, LocalError, Refused, Unreachable
@@ -83,9 +83,8 @@ def examine_run(
 
 def _found(line: JoinLine, held: Examining) -> str:
     """The coordinators' addresses, as the line gives them or the DHT tells; "" if that does not, and a finding."""
-    given = [f"run.name={line.run}", f"local.coordinator={line.address}", f"local.authority={line.authority}"]
     try:
-        return coordinator_of(load(None, given))
+        return found_at(line.address, line.run, line.authority)
     except (Unreachable, LocalError) as error:
         remedy = "give other bootstrap peers, or the coordinator's address itself"
         held.findings.append(problem("dht", str(error), remedy, about="coordinator"))

@@ -14,7 +14,8 @@ import psutil
 from cyclopts import Parameter
 from rich.console import Console
 
-from atoll.cli.options import Address, Authority, TokenFile
+from atoll.cli.finding import found_at
+from atoll.cli.options import Authority, TokenFile
 from atoll.cli.vpn.records import keeping, write_status
 from atoll.config.environment import for_sidecar, run_authority, run_token
 from atoll.errors import ConfigError
@@ -32,7 +33,13 @@ MOST_ENDPOINTS = 6
 
 
 def up(
-    address: Address,
+    address: Annotated[
+        str,
+        Parameter(
+            help="The coordinator's host:port; or dht:HOST:PORT,HOST:PORT, to ask the DHT once where it is.",
+            show_default=False,
+        ),
+    ],
     /,
     *,
     run: Annotated[str, Parameter(help="The run's name, as the join line gives it.")],
@@ -87,10 +94,11 @@ def up(
     wrong token, or not wanted; 130/143 stopped.
     """
     check_able(interface)
-    coordinators = split_addresses(address)
     if not 0 <= port < 65535:
         raise ConfigError(f"--port {port}: choose one from 1 to 65534, or 0 for any free one")
     fingerprint = run_authority(authority)
+    address = found_at(address, run, fingerprint)
+    coordinators = split_addresses(address)
     token = run_token(token_file, needed=not fingerprint)
     folder = out or Path("runs") / run
     name = peer or socket.gethostname().split(".")[0]
