@@ -6,6 +6,8 @@ A *plan* holds integers and names only; `atoll.plan` expands it, by the same pur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -54,9 +56,13 @@ class RankInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     sidecar_port: int = 0
     more_hosts: tuple[str, ...] = ()
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return (self.host, *self.more_hosts)
+
     def bare_hosts(self) -> tuple[str, ...]:
         """All hosts, without ports of their own."""
-        return tuple(dict.fromkeys((self.host, *map(host_of, self.more_hosts))))
+        return tuple(dict.fromkeys(map(host_of, self.hosts)))
 
 
 def host_of(text: str) -> str:
@@ -67,6 +73,18 @@ def host_of(text: str) -> str:
     return host if colon and ":" not in host and port.isdecimal() else text
 
 
+def shown(hosts: Sequence[str], port: int) -> str:
+    """Hosts, each with `port` or with one of its own, as people write addresses: "host:7000, [2001:db8::1]:7001"."""
+    return ", ".join(dict.fromkeys(_address(host, port) for host in hosts))
+
+
+def _address(text: str, port: int) -> str:
+    host = host_of(text)
+    if text not in (host, f"[{host}]"):
+        return text
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Source(msgspec.Struct, frozen=True, order=True, array_like=True):
     """A donor's sidecar: where one peer's snapshots and updates are fetched."""
 
@@ -75,7 +93,7 @@ class Source(msgspec.Struct, frozen=True, order=True, array_like=True):
     port: int
 
     def __str__(self) -> str:
-        return f"{self.peer} at {self.host}:{self.port}"
+        return f"{self.peer} at {shown((self.host,), self.port)}"
 
 
 class ParameterInfo(msgspec.Struct, frozen=True):

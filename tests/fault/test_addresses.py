@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.ipv6 import has_ipv6
 from support.slack import SLACK_S
 from support.swarm import Swarm
 
@@ -24,14 +25,6 @@ NOWHERE = "192.0.2.77"  # an address that nobody has
 class Ipv6Swarm(Swarm):
     def first_address(self) -> str:
         return "[::1]:0"
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.events import CoordinatorStoodBy, Event, EventLog, JsonLinesSink
-from atoll.membership.addresses import split_address
+from atoll.membership.addresses import join_address, split_address
 from atoll.membership.client import Member
 from atoll.membership.etcd_place import EtcdPlace
 from atoll.membership.messages import (
@@ -177,6 +177,7 @@ class CoordinatorThread:
         self,
         journal: Path | EtcdPlace,
         *,
+        host: str = "127.0.0.1",
         port: int = 0,
         token: bytes = TOKEN,
         run_settings: dict[str, Scalar] | None = SETTINGS,
@@ -187,7 +188,7 @@ class CoordinatorThread:
         self.events: list[Event] = []
         self.result: tuple[int, str] | None = None
         self.failure: BaseException | None = None
-        self.port = port
+        self.host, self.port = host, port
         self._settings = CoordinatorSettings(**({"run": "run", "timeouts": QUICK} | changes))
         self._journal, self._token, self._run_settings = journal, token, run_settings
         self._trust, self._first_tokens = trust, first_tokens
@@ -196,7 +197,7 @@ class CoordinatorThread:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return join_address(self.host, self.port)
 
     def __enter__(self) -> CoordinatorThread:
         self._thread.start()
@@ -259,7 +260,7 @@ class CoordinatorThread:
 
         return await serve(
             self._settings,
-            host="127.0.0.1",
+            host=self.host,
             port=self.port,
             token=self._token,
             trust=self._trust,

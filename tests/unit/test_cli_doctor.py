@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import socket
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from atoll.cli.checks import examined
 from atoll.cli.checks.join_line import JoinLine, read_join_line
 from atoll.cli.checks.run import span
 from atoll.cli.doctor import EXIT_CODES, exit_code
@@ -25,6 +27,7 @@ from atoll.membership.examining import ExaminationDoor
 from atoll.network.checks.finding import Finding
 from atoll.values import Range, RankInfo
 from support.fake_peer import TOKEN, CoordinatorThread, FakePeer, new_member
+from support.ipv6 import has_ipv6
 from support.slack import SLACK_S
 
 FINGERPRINT = "sha256:" + "ab" * 32
@@ -294,6 +297,58 @@ def test_settings_that_do_not_go_with_the_run_s_are_named(
     code, told = asked(capsys, coordinator.address, "--run", "run", "--set", "local.micro_batch=7")
     assert code == 3
     assert "local.micro_batch = 7 does not divide inner.batch_size" in named(told, "settings")[0]["sentence"]
+
+
+# ---- where it listens ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("advertise", ["localhost", "192.0.2.9:7001", "2001:db8::9"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_everywhere_is_ipv4_and_ipv6_whatever_is_advertised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str, advertise: str
+) -> None:
+    if host == "::1" and not has_ipv6():
+        pytest.skip("no IPv6 on this machine's loopback")
+    with CoordinatorThread(tmp_path / "journal", host=host) as coordinator:
+        _, told = asked(
+            capsys,
+            *(coordinator.address, "--run", "run", "--no-rates", "--set", f"local.advertise={advertise}"),
+        )
+    (inward,) = named(told, "ports in")
+    assert (inward["grade"], inward["details"]["kind"]) == ("ok", "none"), inward
+
+
+def test_without_ipv6_everywhere_is_ipv4(
+    coordinator: CoordinatorThread, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = socket.socket, []
+
+    def without(family: int = -1, *arguments: Any, **more: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            refused.append(family)
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return real(family, *arguments, **more)
+
+    monkeypatch.setattr(examined.socket, "socket", without)
+    arguments = ["--run", "run", "--no-rates", "--set", "local.advertise=localhost"]
+    _, told = asked(capsys, coordinator.address, *arguments)
+    assert refused, "it was tried"
+    assert named(told, "ports in")[0]["grade"] == "ok"
+
+
+def test_who_listens_elsewhere_than_the_coordinator_dials_is_not_said_to_be_shut(
+    coordinator: CoordinatorThread, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with local.bind naming a VPN's interface, while the coordinator is outside."""
+    arguments = ["--run", "run", "--no-rates", "--set", "local.bind=127.0.0.2"]
+    _, told = asked(capsys, coordinator.address, *arguments)
+    (inward,) = named(told, "ports in")
+    assert inward["grade"] == "ok"
+    assert inward["sentence"] == (
+        "not tried: this peer listens at 127.0.0.2 alone, and the coordinator dials only 127.0.0.1"
+    )
+    assert named(told, "nat") == []
+    assert not [each for each in problems(told) if each[1] != "machine"]
 
 
 # ---- exit codes ------------------------------------------------------------------------------------------------------

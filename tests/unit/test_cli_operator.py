@@ -172,3 +172,17 @@ def test_durations() -> None:
     for wrong in ("", "-1", "10x", "m", "1 0", "nan", "inf"):
         with pytest.raises(ConfigError, match="write a time above 0"):
             parse_duration(wrong)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["stop"], ["leave", "bern"], ["evict", "bern"], ["token", "create"], ["token", "list"]],
+)
+def test_the_dht_is_not_asked_and_that_is_one_sentence(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = words[: 2 if words[0] == "token" else 1]
+    code, out, err = said(capsys, *command, "dht:east:7071", *words[len(command) :])
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert "dht:east:7071: this command does not ask the DHT; give it the coordinator's own host:port" in line

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,9 +19,10 @@ import pytest
 
 from atoll.cli.main import VPN_COMMANDS, run
 from atoll.cli.vpn import records
-from atoll.cli.vpn.wishes import Credentials, own_endpoints, parse_endpoint
+from atoll.cli.vpn.wishes import Credentials, Wishes, is_up, own_endpoints, parse_endpoint
 from atoll.errors import ConfigError, LocalError
 from atoll.membership.link import Secure
+from atoll.network import own_addresses
 
 PEER = {
     "peer": "bern",
@@ -159,6 +163,41 @@ def test_endpoints_as_people_write_them(text: str, written: str | None) -> None:
 def test_other_endpoints_are_a_mistake(text: str) -> None:
     with pytest.raises(ConfigError, match="write it as host:port"):
         parse_endpoint(text)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"])
+def test_an_endpoint_that_is_no_host_name_is_one_line(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--endpoint {host}:5: '{host}' is no host name$"):
+        parse_endpoint(f"{host}:5")
+
+
+def test_a_name_server_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(own_addresses, "LOOK_UP_S", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(30) and [])
+    try:
+        with pytest.raises(
+            ConfigError, match=r"^--endpoint far\.example:5: no name server has answered within"
+        ):
+            parse_endpoint("far.example:5")
+    finally:
+        over.set()
+
+
+def test_the_line_of_an_interface_that_is_up_gives_the_peer_the_same_name() -> None:
+    wishes = Wishes(
+        run="r",
+        peer="my box",
+        coordinators=("127.0.0.1:1",),
+        port=51820,
+        relay_port=51821,
+        endpoints=(),
+        stated=0,
+        hub=False,
+    )
+    line = is_up("atoll0", "kernel", wishes, "fd00::1")
+    assert line.startswith("atoll0 is up (kernel): my box of r is fd00::1, UDP port 51820; join with ")
+    assert shlex.split(line)[-4:] == ["--set", "local.bind=atoll0", "--set", "local.peer=my box"]
 
 
 def test_a_machine_names_what_others_may_reach() -> None:

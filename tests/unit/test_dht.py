@@ -18,6 +18,8 @@ pytest.importorskip("kademlia", reason="the extra [dht] is not installed")
 
 import atoll
 from atoll.cli.finding import coordinator_of, publisher_of
+from atoll.cli.main import run as run_command
+from atoll.cli.vpn import up
 from atoll.config.load import load, load_joined
 from atoll.config.schema import RunConfig
 from atoll.config.shared import flatten, nested
@@ -25,6 +27,7 @@ from atoll.errors import ConfigError, LocalError, Unreachable
 from atoll.events import CoordinatorListening
 from atoll.membership.register import Register
 from atoll.membership.registrar import Trust
+from atoll.network import dht
 from atoll.network.authority import Authority
 from atoll.network.dht import Discovery, bootstrap_of
 from atoll.network.dht_publishing import addresses_of, open_publisher
@@ -190,6 +193,28 @@ def test_a_command_asks_the_dht_only_if_it_is_told_to() -> None:
     with pytest.raises(Unreachable, match=r"nobody answered, 10 s\); check that one of 127.0.0.1:1 is up"):
         coordinator_of(nowhere)
     assert threads() == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_vpn_s_coordinator_is_found_by_the_dht(
+    there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes no further than to that."""
+
+    def ended(addresses: str) -> None:
+        raise Unreachable(f"asked {addresses}")
+
+    monkeypatch.setattr(up, "check_able", lambda interface: None)
+    monkeypatch.setattr(up, "split_addresses", ended)
+    monkeypatch.setattr(dht, "FIND_S", 5.0 if there else 0.3)
+    monkeypatch.setenv("ATOLL_TOKEN", "x" * 32)
+    with closing(open_publisher(AUTHORITY, "run", port=0, advertise=[HERE])) as publisher:
+        publisher(0.0, "coordinator", CoordinatorListening("0.0.0.0:1", 1, False))
+        port = publisher.port if there else 1
+        words = ["up", f"dht:{HERE}:{port}", "--run", "run", "--authority", AUTHORITY.fingerprint]
+        assert run_command(["vpn", *words]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (f"asked {HERE}:1" if there else "the DHT knows no coordinator of run 'run'") in line
 
 
 def test_a_program_joins_by_the_dht_and_leaves_it_with_its_session(

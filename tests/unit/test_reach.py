@@ -226,6 +226,31 @@ def test_the_status_shows_the_matrix_and_says_what_is_missing() -> None:
     ]
 
 
+AT_PORTS = RankInfo("203.0.113.5:7001", 7, (), more_hosts=("2001:db8::1", "[2001:db8::2]:7002"))
+AT_PORTS_SHOWN = "203.0.113.5:7001, [2001:db8::1]:7, [2001:db8::2]:7002"
+
+
+def test_the_status_shows_every_address_with_its_own_port() -> None:
+    desk = silent_desk(3)
+    for peer in "abc":
+        desk.join(peer, ranks=(AT_PORTS,) if peer == "a" else (RankInfo(f"host-{peer}", 7, ()),))
+    answers(desk, outgoing="a")
+    assert f"nobody reaches a at {AT_PORTS_SHOWN} (" in shown(desk)
+
+
+def test_who_is_dropped_is_told_every_address_with_its_own_port() -> None:
+    desk = silent_desk(2)
+    for peer in "ab":
+        desk.join(peer, ranks=(AT_PORTS,))
+    answers(desk)
+    plan = plan_of(ready(desk, "a", "b"))
+    for _ in range(2):
+        desk.said("a", Vote(plan.op, False, "", (Edge("a", "b"),), "no link", TransferStats()))
+        effects = desk.said("b", Vote(plan.op, False, "", (Edge("a", "b"),), "no link", TransferStats()))
+        plan = plan_of(effects)
+    assert f"a advertises {AT_PORTS_SHOWN}, b advertises {AT_PORTS_SHOWN}: see that" in repr(effects)
+
+
 def test_above_sixteen_peers_only_sentences_are_shown() -> None:
     names = [f"p{number:02}" for number in range(17)]
     desk = silent_desk(17)
@@ -282,3 +307,5 @@ def test_further_hosts_cost_nothing_on_the_wire_where_there_are_none() -> None:
     said_before = {"host": "h", "port": 7, "ranges": [], "max_up": 0, "max_down": 0, "sidecar_port": 9}
     assert decode(encode(said_before)) == RankInfo("h", 7, (), sidecar_port=9)
     assert several.bare_hosts() == ("10.0.0.1", "10.0.0.2", "::2")
+    forwarded = RankInfo("203.0.113.5:7001", 7, (), more_hosts=("203.0.113.5",))
+    assert forwarded.bare_hosts() == ("203.0.113.5",), "a sidecar has a port of its own"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from atoll.cli.checks import run as checks
 from atoll.cli.checks.pace import seconds_per_round
 from atoll.cli.checks.run import LOOPBACK, Way, ways_out
+from atoll.cli.checks.screen import show
+from atoll.cli.checks.ways import _measure
 from atoll.membership.examination import Examined, MemberSeen
 from atoll.membership.examining_link import Examination
 from atoll.values import LinkRate, RankInfo
@@ -95,6 +98,24 @@ def test_a_member_that_advertises_loopback_is_told_on_which_machine_to_mend_it()
     assert found.remedy.startswith("on bern's machine")
 
 
+def test_all_addresses_of_a_member_are_shown_with_their_ports() -> None:
+    forwarded = Way(
+        peer="bern",
+        host="203.0.113.5:7001",
+        port=40000,
+        tried=True,
+        why_not="no answer in 1 s",
+        more_hosts=("10.0.0.1", "2001:db8::1", "[2001:db8::2]:7002"),
+    )
+    every = "203.0.113.5:7001, 10.0.0.1:40000, [2001:db8::1]:40000, [2001:db8::2]:7002"
+    *_, found = ways_out([forwarded], reachable=True)
+    assert f"bern at {every} (no answer in 1 s)" in found.sentence
+    console = Console(width=200, no_color=True)
+    with console.capture() as captured:
+        show(console, "title", {}, [forwarded], "fit")
+    assert every in captured.get()
+
+
 def test_what_was_not_tried_is_no_finding() -> None:
     assert ways_out([Way(peer="bern", host="10.0.0.1", port=1)], reachable=True) == []
 
@@ -122,3 +143,24 @@ def test_another_version_of_the_same_protocol_is_a_warning() -> None:
     seen = Examination(address="a:1", told=told(), coordinator_host="h", own_host="o", rtt_s=0.1, ahead_s=0.0)
     found = checks.package(seen)
     assert (found.grade, found.remedy) == ("warning", "pip install atoll-train==9.9.9")
+
+
+class Reaching:
+    """An engine that reaches whatever it is told to probe."""
+
+    def probe(self, *_: object) -> tuple[float, float, str]:
+        return 1e6, 0.02, ""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "why_not"),
+    [
+        (("127.0.0.1:7001", "10.0.0.1"), ""),
+        (("10.0.0.1", "127.0.0.1"), ""),
+        (("127.0.0.1:7001", "[::1]:7001"), LOOPBACK),
+    ],
+)
+def test_a_member_is_judged_by_all_its_hosts(hosts: tuple[str, ...], why_not: str) -> None:
+    member = MemberSeen("bern", RankInfo(hosts[0], 7000, (), more_hosts=hosts[1:]))
+    found = _measure(Reaching(), member, 1, elsewhere=True)  # type: ignore[arg-type]
+    assert (found.why_not, found.more_hosts) == (why_not, hosts[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from atoll.cli.join_line import join_line, print_lines
+from atoll.config.load import load
 from atoll.config.schema import RunConfig
 from atoll.errors import ConfigError
 from atoll.network.authority import Authority
@@ -26,6 +27,12 @@ def coordinator_of(config: RunConfig, wait_s: float = 0.0) -> str:
     assert asking is not None
     with asking:
         return asking.coordinator(address, wait_s)
+
+
+def found_at(address: str, run: str, fingerprint: str) -> str:
+    """`coordinator_of`, for a command that has a join line's parts and no settings."""
+    given = [f"run.name={run}", f"local.coordinator={address}", f"local.authority={fingerprint}"]
+    return coordinator_of(load(None, given))
 
 
 def _dialable(advertise: str) -> list[str]:

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 
 def way_to(address: str, authority: str) -> Secure | None:
-    """How to reach the coordinator: by TLS, if the run's authority is known. Raises as `badge.secure_way`."""
+    """How to reach the coordinator: by TLS, if the run's authority is known. Raises as `badge.secure_way`, and
+    ConfigError for `dht:...`, which says nothing without a run's name."""
+    from atoll.network.dht import SCHEME  # cryptography is slow to import
+
+    if address.startswith(SCHEME):
+        raise ConfigError(
+            f"{address}: this command does not ask the DHT; give it the coordinator's own host:port, which atoll "
+            "doctor shows for this address"
+        )
     fingerprint = run_authority(authority)
     if not fingerprint:
         return None

@@ -83,7 +83,7 @@ def expand(plan: Plan, routing: Routing) -> Expansion:
 
 def hosts_of(rank: RankInfo) -> str:
     """All hosts of a rank, as the engine takes them: the one to be dialled first, as a VPN on this machine measured."""
-    return ",".join(ordered((rank.host, *rank.more_hosts)))
+    return ",".join(ordered(rank.hosts))
 
 
 def _stamp(digest: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import time
 from collections.abc import AsyncGenerator
@@ -63,7 +64,8 @@ async def examine(
 
     With `secure` by TLS, as the holder of `token`, or of the certificate in there if there is no token. `listener` is
     bound where others are to reach this machine, with SO_REUSEPORT; the coordinator is asked to dial it, and it is
-    closed at the end. None: nothing is dialled. Takes at most REACH_S for each of the first few addresses, and
+    closed at the end. Nothing is dialled if it is None, or not at this machine's address on the way to the coordinator,
+    which dials no other. Takes at most REACH_S for each of the first few addresses, and
     MAPPING_S + 2 x DIAL_BACK_S. Raises ConfigError, Unreachable (with the reason of each), or Refused.
     """
     try:
@@ -134,7 +136,19 @@ async def _converse(
         rtt_s=rtt_s,
         ahead_s=told.wall_time_s - asked_s - rtt_s / 2,
     )
-    return examination if listener is None else await _dialed(examination, conversation, nonce, listener)
+    if listener is None or not _faces(listener, examination.own_host):
+        return examination
+    return await _dialed(examination, conversation, nonce, listener)
+
+
+def _faces(listener: socket.socket, own_host: str) -> bool:
+    """Whether who dials `own_host` comes to the listener."""
+    bound, own = (
+        ipaddress.ip_address(each.partition("%")[0]) for each in (listener.getsockname()[0], own_host)
+    )
+    if bound.is_unspecified:
+        return bound.version == 6 or own.version == 4
+    return bound == own
 
 
 def _unreachable(address: str, why: str) -> Unreachable:

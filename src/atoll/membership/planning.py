@@ -21,7 +21,7 @@ from atoll.membership.rates import known_links
 from atoll.membership.steps import PlanMade, StateDigest
 from atoll.membership.verdicts import skip
 from atoll.membership.ways import broken_pairs
-from atoll.values import CODECS, Edge, OpId, Plan, PlanChoice, PlanRequest
+from atoll.values import CODECS, Edge, OpId, Plan, PlanChoice, PlanRequest, shown
 
 
 def agree_on_digest(draft: Draft, *, everybody: bool) -> None:
@@ -116,7 +116,7 @@ def _what_to_do(ready: tuple[PeerRecord, ...], dropped: PeerRecord, broken: froz
     pairs = [{edge.source, edge.target} for edge in broken if dropped.peer in (edge.source, edge.target)]
     ends = set[str]().union(*pairs)
     told = [
-        f"{each.peer} advertises {each.ranks[0].host}:{each.ranks[0].port}"
+        f"{each.peer} advertises {shown(each.ranks[0].hosts, each.ranks[0].port)}"
         for each in ready
         if each.peer in ends and each.ranks
     ]

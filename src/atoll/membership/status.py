@@ -13,6 +13,7 @@ from atoll.membership.operator import EvictedStatus, PeerStatus, ReachStatus, Re
 from atoll.membership.rates import known_links
 from atoll.membership.recollection import Commit, Said
 from atoll.membership.ways import broken_pairs, rows, unreached
+from atoll.values import shown
 
 MAX_LINKS = 2500
 MAX_SAYS = 32
@@ -96,7 +97,7 @@ def _reach(state: CoordinatorState) -> ReachStatus | None:
     ]
     for peer, way in unreached(ways, members).items():
         record = state.peers[peer]
-        where = f" at {record.ranks[0].host}:{record.ranks[0].port}" if record.ranks else ""
+        where = f" at {shown(record.ranks[0].hosts, record.ranks[0].port)}" if record.ranks else ""
         says.append(
             f"nobody reaches {peer}{where} ({way.says}): it dials out, which is enough where the others can be "
             "reached; to change that, see local.advertise, local.port, and its firewall or NAT"

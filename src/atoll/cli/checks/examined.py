@@ -7,16 +7,18 @@ what is left of the whole.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from atoll.cli.checks import run as run_checks
 from atoll.cli.checks.join_line import JoinLine
 from atoll.cli.checks.record import Examining
 from atoll.cli.checks.ways import look_outward
-from atoll.cli.finding import coordinator_of
-from atoll.config.load import load, load_joined
+from atoll.cli.finding import found_at
+from atoll.config.load import load_joined
 from atoll.config.schema import RunConfig
 from atoll.diloco.badge import way_in
 from atoll.errors import ConfigError, LocalError, Refused, Unreachable
@@ -26,6 +28,7 @@ from atoll.network.addresses import EngineAddress, engine_address, host_of, seen
 from atoll.network.checks import inbound, lines
 from atoll.network.checks.finding import Finding, problem, warning
 from atoll.network.checks.inbound import Seen
+from atoll.network.own_addresses import look_up
 
 RESOLVE_S = 3.0
 
@@ -67,17 +70,21 @@ def examine_run(
         run_checks.clock(seen),
     ]
     inward = _inward(seen, where, held) if where is not None else None
+    if where is not None and listener is not None and not seen.dialed:
+        held.findings.append(inbound.not_tried(where.bind, seen.own_host))
     if seen.told.run == line.run:
-        reachable = inward is not None and inward.kind() in ("none", "forwarded", "cone")
+        if inward is not None:
+            reachable = inward.kind() in ("none", "forwarded", "cone")
+        else:  # not tried: whoever is not known to be out of reach need not reach everybody
+            reachable = listener is not None
         look_outward(line, token, assignments, held, rates=rates, until_s=until_s, reachable=reachable)
     return held
 
 
 def _found(line: JoinLine, held: Examining) -> str:
     """The coordinators' addresses, as the line gives them or the DHT tells; "" if that does not, and a finding."""
-    given = [f"run.name={line.run}", f"local.coordinator={line.address}", f"local.authority={line.authority}"]
     try:
-        return coordinator_of(load(None, given))
+        return found_at(line.address, line.run, line.authority)
     except (Unreachable, LocalError) as error:
         remedy = "give other bootstrap peers, or the coordinator's address itself"
         held.findings.append(problem("dht", str(error), remedy, about="coordinator"))
@@ -131,26 +138,47 @@ def _own_address(address: str, held: Examining) -> EngineAddress | None:
 
 
 def _listener(where: EngineAddress, held: Examining) -> socket.socket | None:
-    """Where the engine would listen. SO_REUSEPORT, because the same port also dials."""
-    listener = socket.socket(
-        socket.AF_INET6 if ":" in (where.bind or where.advertise) else socket.AF_INET, socket.SOCK_STREAM
-    )
+    """Where the engine would listen; None, and a finding, if that cannot be."""
     try:
-        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-            listener.setsockopt(socket.SOL_SOCKET, option, 1)
-        listener.bind((where.bind, where.port))
-        listener.listen(4)
-        listener.setblocking(False)
+        return _listen(where.bind, where.port)
     except OSError as error:
-        listener.close()
+        reason = (error.strerror or str(error)).lower()
         held.findings.append(
             problem(
                 "own port",
-                f"cannot listen on {where.bind} port {where.port}: {(error.strerror or str(error)).lower()}",
+                f"cannot listen on {where.bind or 'any address'} port {where.port}: {reason}",
                 "end what has the port (ss -ltnp shows it; a peer that runs here?), or choose another local.port",
             )
         )
         return None
+
+
+def _listen(bind: str, port: int) -> socket.socket:
+    """As the engine does: everywhere ("") is IPv6 and IPv4, or IPv4 alone where there is no IPv6. Raises OSError."""
+    if not bind:
+        try:
+            return _listen_at(socket.AF_INET6, ("::", port))
+        except OSError as error:
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+            return _listen_at(socket.AF_INET, ("0.0.0.0", port))
+    return _listen_at(*look_up(bind, port)[0])
+
+
+def _listen_at(family: int, address: Any) -> socket.socket:
+    """SO_REUSEPORT, because the same port also dials. Raises OSError."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(address)
+        listener.listen(4)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
     return listener
 
 

@@ -8,9 +8,9 @@ import msgspec
 
 from atoll import __version__
 from atoll.dashboard.words import counted
-from atoll.membership.addresses import join_address
 from atoll.membership.examining_link import Examination
 from atoll.network.checks.finding import Finding, found, problem, warning
+from atoll.values import shown
 
 CLOCK_S, WRONG_CLOCK_S = 2.0, 60.0
 """Records and tokens that end at a time are written by one machine and read by another."""
@@ -22,7 +22,7 @@ LOOPBACK = "loopback"
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
     """The way from here to a member: what it carries (bytes per second) and its round trip, or `why_not`, if it was
-    `tried`."""
+    `tried`. The hosts are as it announces them, some maybe with a port of their own."""
 
     peer: str
     host: str
@@ -31,6 +31,12 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float = 0.0
     rtt_s: float = 0.0
     why_not: str = ""
+    more_hosts: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """All its addresses, for people; "" if it told none."""
+        return shown((self.host, *self.more_hosts), self.port) if self.host else ""
 
 
 def coordinator(seen: Examination, run: str) -> Finding:
@@ -107,7 +113,7 @@ def ways_out(ways: Sequence[Way], *, reachable: bool) -> list[Finding]:
 
 
 def _not_reached(way: Way, *, grave: bool) -> Finding:
-    where = join_address(way.host, way.port) if way.host else "no address"
+    where = way.where or "no address"
     if way.why_not == LOOPBACK:
         says = f"{way.peer} tells others {where}, which is loopback: nobody else reaches it"
         remedy = f"on {way.peer}'s machine: set local.advertise to an address of it that others reach"

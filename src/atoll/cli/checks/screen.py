@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli.checks.run import Way
-from atoll.membership.addresses import join_address
 from atoll.network.checks.finding import Finding, Grade
 
 MARKS: dict[Grade, tuple[str, str]] = {
@@ -58,7 +57,7 @@ def _members(ways: Sequence[Way]) -> RenderableType:
     table.add_column("round trip", justify="right")
     table.add_column("rate", justify="right")
     for way in ways:
-        where = join_address(way.host, way.port) if way.host else "none told"
+        where = way.where or "none told"
         if not way.tried:
             cells = (Text("not measured", style="dim"), Text(""))
         elif way.why_not:

@@ -24,6 +24,7 @@ from atoll.membership.examination import MemberSeen
 from atoll.membership.link import Admission
 from atoll.network.checks import lines
 from atoll.network.checks.finding import problem, warning
+from atoll.network.own_addresses import all_loopback
 
 CONNECT_S = 5.0
 PROBE_S = 1.0
@@ -153,7 +154,7 @@ def _measure(comm: NativeCommunicator, member: MemberSeen, num_bytes: int, elsew
     way = msgspec.structs.replace(_way(member), tried=True)
     if member.rank is None:
         return msgspec.structs.replace(way, why_not="it told no address")
-    if elsewhere and lines.is_loopback(way.host):
+    if elsewhere and all_loopback(member.rank.bare_hosts()):
         return msgspec.structs.replace(way, why_not=LOOPBACK)
     rate, rtt_s, why_not = comm.probe(member.peer, member.rank, num_bytes, 2 * PROBE_S, _CONNECTIONS)
     return msgspec.structs.replace(way, bytes_per_s=rate, rtt_s=rtt_s, why_not=why_not)
@@ -162,4 +163,5 @@ def _measure(comm: NativeCommunicator, member: MemberSeen, num_bytes: int, elsew
 def _way(member: MemberSeen) -> Way:
     if member.rank is None:
         return Way(peer=member.peer, host="", port=0)
-    return Way(peer=member.peer, host=member.rank.host, port=member.rank.port)
+    rank = member.rank
+    return Way(peer=member.peer, host=rank.host, port=rank.port, more_hosts=rank.more_hosts)

@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.cli.vpn.measuring import Measuring
 from atoll.cli.vpn.pings import Pings
-from atoll.cli.vpn.wishes import Credentials, Wishes, tcp_listener
+from atoll.cli.vpn.wishes import Credentials, Wishes, is_up, tcp_listener
 from atoll.errors import AtollError, LocalError, Refused, Unreachable
 from atoll.membership.operator import Done, VpnAnnounce, VpnMesh
 from atoll.membership.operator_link import announce_vpn
@@ -121,10 +121,7 @@ class Keeper:
             self._ping_port = pings.get_extra_info("sockname")[1]
             loop.add_reader(relaying, self._pass_on, relaying)
             stack.callback(loop.remove_reader, relaying)
-            self._say(
-                f"{self._interface.name} is up ({kind}): {wishes.peer} of {wishes.run} is {address}, "
-                f"UDP port {wishes.port}"
-            )
+            self._say(is_up(self._interface.name, kind, wishes, address))
             self._kind = kind
             yield
 

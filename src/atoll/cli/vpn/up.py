@@ -14,7 +14,8 @@ import psutil
 from cyclopts import Parameter
 from rich.console import Console
 
-from atoll.cli.options import Address, Authority, TokenFile
+from atoll.cli.finding import found_at
+from atoll.cli.options import Authority, TokenFile
 from atoll.cli.vpn.records import keeping, write_status
 from atoll.config.environment import for_sidecar, run_authority, run_token
 from atoll.errors import ConfigError
@@ -32,14 +33,21 @@ MOST_ENDPOINTS = 6
 
 
 def up(
-    address: Address,
+    address: Annotated[
+        str,
+        Parameter(
+            help="The coordinator's host:port; or dht:HOST:PORT,HOST:PORT, to ask the DHT once where it is.",
+            show_default=False,
+        ),
+    ],
     /,
     *,
     run: Annotated[str, Parameter(help="The run's name, as the join line gives it.")],
     peer: Annotated[
         str,
         Parameter(
-            help="This machine's name in the VPN; best its peer's, so that eviction ends both. Default: host name.",
+            help="This machine's name in the VPN; its peer has to have it, too (local.peer): rates and evictions go "
+            "by it. Default: host name.",
             show_default=False,
         ),
     ] = "",
@@ -72,9 +80,9 @@ def up(
 
     Every machine of the run does the same: they find each other through the coordinator, make their own keys, and send
     directly where they can, through a hub where both are behind NAT. A hub passes on sealed packets, which it cannot
-    read; without --hub, a machine that is behind no NAT does it. Then give the engine the address that is printed:
-    --set local.bind=ADDRESS. Needs root, wireguard-tools, and WireGuard in the kernel or wireguard-go. More in
-    docs/vpn.md.
+    read; without --hub, a machine that is behind no NAT does it. Then join with --set local.bind=atoll0 and
+    --set local.peer=NAME, the name that this machine has in the VPN: rates and evictions go by it. Needs root,
+    wireguard-tools, and WireGuard in the kernel or wireguard-go. More in docs/vpn.md.
 
     Try:
 
@@ -86,10 +94,11 @@ def up(
     wrong token, or not wanted; 130/143 stopped.
     """
     check_able(interface)
-    coordinators = split_addresses(address)
     if not 0 <= port < 65535:
         raise ConfigError(f"--port {port}: choose one from 1 to 65534, or 0 for any free one")
     fingerprint = run_authority(authority)
+    address = found_at(address, run, fingerprint)
+    coordinators = split_addresses(address)
     token = run_token(token_file, needed=not fingerprint)
     folder = out or Path("runs") / run
     name = peer or socket.gethostname().split(".")[0]

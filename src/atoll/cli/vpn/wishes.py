@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import shlex
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from atoll.errors import ConfigError, LocalError
 from atoll.membership.link import Secure
+from atoll.network.own_addresses import look_up
 from atoll.network.wireguard_keys import written
 
 RENEW_S = 10 * 86400.0
@@ -48,6 +50,14 @@ class Credentials:
             self.due_s = time.monotonic() + again_s
 
 
+def is_up(interface: str, kind: str, wishes: Wishes, address: str) -> str:
+    """What to say when the interface is there. Rates and evictions go by names, so the peer has to take this one."""
+    return (
+        f"{interface} is up ({kind}): {wishes.peer} of {wishes.run} is {address}, UDP port {wishes.port}; join with "
+        f"--set local.bind={shlex.quote(interface)} --set local.peer={shlex.quote(wishes.peer)}"
+    )
+
+
 def own_endpoints(towards: Sequence[str], addresses: Sequence[str], port: int) -> tuple[str, ...]:
     """Where this machine may be reached, as far as it knows: on the way to the coordinators, then at its other
     addresses; loopback and what only a link knows left out."""
@@ -60,7 +70,8 @@ def own_endpoints(towards: Sequence[str], addresses: Sequence[str], port: int) -
 
 
 def parse_endpoint(text: str) -> str:
-    """`HOST:PORT` as a person writes it, as `address:port`; looks a name up. Raises ConfigError."""
+    """`HOST:PORT` as a person writes it, as `address:port`. Looks a name up, so it blocks, for some seconds at most.
+    Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not colon or not bare or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -68,10 +79,10 @@ def parse_endpoint(text: str) -> str:
             f"--endpoint {text}: write it as host:port, e.g. 203.0.113.7:51820 or [2001:db8::7]:51820"
         )
     try:
-        found = socket.getaddrinfo(bare, int(port), type=socket.SOCK_DGRAM)
+        _, address = look_up(bare, int(port))[0]
     except OSError as error:
-        raise ConfigError(f"--endpoint {text}: {(error.strerror or str(error)).lower()}") from None
-    return written(str(found[0][4][0]).partition("%")[0], int(port))
+        raise ConfigError(f"--endpoint {text}: {error.strerror or error}") from None
+    return written(str(address[0]).partition("%")[0], int(port))
 
 
 def tcp_listener(port: int) -> socket.socket:

@@ -104,6 +104,12 @@ def port_in(seen: Seen) -> Finding:
     )
 
 
+def not_tried(bind: str, own_host: str) -> Finding:
+    """Of a listener at another address of this machine than the coordinator's connection has: it dials that alone."""
+    says = f"not tried: this peer listens at {bind} alone, and the coordinator dials only {own_host}"
+    return found("ports in", says, about="in", details={"kind": "", "bind": bind, "own": own_host})
+
+
 def _port_text(seen: Seen) -> str:
     return f"TCP port {seen.port}" if seen.port_given else "a TCP port (named by --set local.port=PORT)"
 
