@@ -10,6 +10,7 @@ set(ATOLL_ENGINE_SOURCES
     native/engine/ids.cc
     native/engine/kept.cc
     native/engine/link.cc
+    native/engine/look_ups.cc
     native/engine/loop.cc
     native/engine/op.cc
     native/engine/pace.cc
