@@ -17,7 +17,7 @@ from atoll.membership.reach import AGAIN_S, ANSWER_S, MOST_PEERS, TRIAL_S
 from atoll.membership.settings import Timeouts
 from atoll.membership.steps import CoordinatorSaid, MeasureLinks, Send, TrainerSaid
 from atoll.membership.ways import Way, broken_pairs, one_way, rows, unreached
-from atoll.values import Edge, LinkRate, RankInfo, Source, TransferStats
+from atoll.values import Edge, LinkRate, Range, RankInfo, Source, TransferStats
 from support.desk import Desk, emitted
 
 
@@ -140,6 +140,33 @@ def test_a_broken_edge_has_both_ends_dial_again() -> None:
     assert asked(effects) == {"a": {"b"}, "b": {"a"}}
     again = plan_of(effects)
     assert again.members == ("a", "b", "c"), "the next attempt goes round it and waits for nothing"
+
+
+def test_what_a_round_broke_between_peers_of_several_ranks_is_not_made_good_by_a_trial_of_rank_0() -> None:
+    desk = silent_desk(4)
+    half = desk.layout[0].shape[0] // 2
+    for peer in "abcd":
+        both = (
+            RankInfo(f"host-{peer}", 7, (Range(0, half),)),
+            RankInfo(f"host-{peer}", 8, (Range(half, 2 * half),)),
+        )
+        desk.join(peer, ranks=both if peer == "b" else (RankInfo(f"host-{peer}", 7, ()),))
+    answers(desk)
+    plan = plan_of(ready(desk, "a", "b", "c", "d"))
+    effects = []
+    for peer in "abcd":
+        broken = (Edge("a", "b"), Edge("a", "c")) if peer == "a" else ()
+        effects += desk.said(peer, Vote(plan.op, peer != "a", "r", broken, "no link", TransferStats()))
+    assert asked(effects) == {"a": {"b", "c"}, "b": {"a"}, "c": {"a"}}
+    lost = frozenset({Edge("a", "b"), Edge("b", "a")})
+    assert broken_pairs(desk.state.ways, "abcd") == lost, "a and c have one rank each: trials say it all"
+    answers(desk)
+    desk.wait(AGAIN_S - 1.0, "a", "b", "c", "d")
+    answers(desk)
+    assert broken_pairs(desk.state.ways, "abcd") == lost
+    desk.wait(1.5, "a", "b", "c", "d")
+    answers(desk)
+    assert broken_pairs(desk.state.ways, "abcd") == frozenset()
 
 
 def test_pairs_without_an_edge_are_asked_about_again_after_a_while() -> None:
