@@ -226,10 +226,6 @@ class Connections {
   void dial_came(Neighbour& neighbour, const std::string& where, bool raced);
   void dial_failed(Neighbour& neighbour, const std::string& where, bool raced,
                    const std::string& reason, Refusal refusal);
-  bool has_candidates(Neighbour& neighbour);
-  void look_up_names(Neighbour& neighbour);
-  void resolved(const NodeName& node, std::uint64_t place, const std::string& name,
-                const Status& status, const std::vector<Candidate>& found);
   void race(Neighbour& neighbour);
   void race_on(Neighbour& neighbour);
   void watch_race(Neighbour& neighbour, Time now);
@@ -242,6 +238,12 @@ class Connections {
   bool is_final_word(const Neighbour& neighbour, Refusal refusal) const;
   void give_up(Neighbour& neighbour);
   void watch_patience(Neighbour& neighbour, Time now);
+
+  // In naming.cc: where a node is dialled.
+  bool has_candidates(Neighbour& neighbour);
+  void look_up_names(Neighbour& neighbour);
+  void resolved(const NodeName& node, std::uint64_t place, const std::string& name,
+                const Status& status, const std::vector<Candidate>& found);
 
   // In pacing.cc: how fast links send.
   static void keep_pace(const Neighbour& neighbour);
