@@ -34,40 +34,55 @@ bool read_place(std::string_view text, std::uint16_t port, Place* out) {
   return !has_port || read_port(text.substr(colon + 1), &out->port);
 }
 
-Status add(const Place& place, bool numeric_only, std::vector<Candidate>* out) {
+Status find(const std::string& text, std::uint16_t port, bool numeric_only,
+            std::vector<Candidate>* out) {
+  Place place;
+  if (!read_place(text, port, &place))
+    return {Kind::kSystem, "\"" + text + "\" has no port after the colon", EINVAL};
   std::vector<Address> found;
   if (Status s = resolve(place.host, place.port, numeric_only, &found); !s.ok()) return s;
-  const std::string port = " port " + std::to_string(place.port);
+  const std::string at_port = " port " + std::to_string(place.port);
+  std::vector<Candidate> candidates;
   for (const Address& address : found) {
     const std::string number = host_text(address);
     const bool is_name = number != place.host && found.size() > 1;
-    std::string text = place.host + (is_name ? " (" + number + ")" : "") + port;
-    const bool known = std::ranges::find(*out, text, &Candidate::text) != out->end();
-    if (!known && out->size() < kMostCandidates) out->push_back({address, std::move(text)});
+    candidates.push_back({address, place.host + (is_name ? " (" + number + ")" : "") + at_port});
   }
+  add_candidates(candidates, out);
   return success();
+}
+
+template <class F>
+void for_each_host(const std::string& hosts, const F& call) {
+  for (std::size_t begin = 0; begin <= hosts.size();) {
+    const std::size_t end = std::min(hosts.find(',', begin), hosts.size());
+    call(hosts.substr(begin, end - begin));
+    begin = end + 1;
+  }
 }
 
 }  // namespace
 
-Status find_candidates(const std::string& hosts, std::uint16_t port, bool numeric_only,
-                       std::vector<Candidate>* out) {
+Status find_candidates(const std::string& hosts, std::uint16_t port, std::vector<Candidate>* out) {
   Status failure = {Kind::kSystem, "no address is given", EADDRNOTAVAIL};
-  bool failed = false;
-  for (std::size_t begin = 0; begin <= hosts.size();) {
-    const std::size_t end = std::min(hosts.find(',', begin), hosts.size());
-    const std::string text = hosts.substr(begin, end - begin);
-    begin = end + 1;
-    Place place;
-    Status status = read_place(text, port, &place)
-                        ? add(place, numeric_only, out)
-                        : Status{Kind::kSystem, "\"" + text + "\" has no port after the colon", EINVAL};
-    if (status.ok()) continue;
-    failed = true;
-    failure = std::move(status);
+  for_each_host(hosts, [&](const std::string& host) {
+    if (Status s = find(host, port, false, out); !s.ok()) failure = std::move(s);
+  });
+  return out->empty() ? failure : success();
+}
+
+void numeric_candidates(const std::string& hosts, std::uint16_t port, std::vector<Candidate>* out,
+                        std::vector<std::string>* others) {
+  for_each_host(hosts, [&](const std::string& host) {
+    if (!find(host, port, true, out).ok()) others->push_back(host);
+  });
+}
+
+void add_candidates(const std::vector<Candidate>& found, std::vector<Candidate>* to) {
+  for (const Candidate& each : found) {
+    const bool known = std::ranges::find(*to, each.text, &Candidate::text) != to->end();
+    if (!known && to->size() < kMostCandidates) to->push_back(each);
   }
-  const bool good = numeric_only ? !failed : !out->empty();
-  return good ? success() : failure;
 }
 
 }  // namespace atoll_core::engine

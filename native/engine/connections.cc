@@ -17,7 +17,7 @@ constexpr Clock::duration kPingAfter = std::chrono::milliseconds(250);
 
 }  // namespace
 
-Connections::Connections(Loop& loop, Pool& look_ups, Counters& counters, Credentials credentials,
+Connections::Connections(Loop& loop, LookUps& look_ups, Counters& counters, Credentials credentials,
                          ConnectionsOptions options, std::unique_ptr<Tls> tls)
     : loop_(loop),
       look_ups_(look_ups),

@@ -30,9 +30,9 @@
 #include "engine/clock.h"
 #include "engine/hello.h"
 #include "engine/link.h"
+#include "engine/look_ups.h"
 #include "engine/loop.h"
 #include "engine/pace.h"
-#include "engine/pool.h"
 #include "engine/socket.h"
 #include "engine/stream.h"
 #include "engine/tls.h"
@@ -84,7 +84,7 @@ class Connections {
   static constexpr std::size_t kMaxPendingHellos = 64;
   static constexpr unsigned kMaxConnections = 64;  // with one node
 
-  Connections(Loop& loop, Pool& look_ups, Counters& counters, Credentials credentials,
+  Connections(Loop& loop, LookUps& look_ups, Counters& counters, Credentials credentials,
               ConnectionsOptions options, std::unique_ptr<Tls> tls);
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
@@ -157,11 +157,13 @@ class Connections {
     Time next_try = Time::max();
     unsigned under_way = 0;
     unsigned failures = 0;  // in a row; also links that broke soon
-    bool resolving = false;
+    std::uint64_t place = 0;            // unlike that of any other place where a node was
+    std::vector<std::string> names;     // that have no address yet
+    std::set<std::string> resolving;    // of them: being looked up
     std::vector<Candidate> candidates;  // the one that answered last comes first
     bool racing = false;
     bool asked = false;  // by reach(): the race is to end with a word
-    Refusal refusal{};               // the weakest of the race
+    Refusal refusal{};               // the weakest of the race, or that of the last dial
     unsigned in_race = 0;
     std::size_t next_candidate = 0;  // of the race
     Time next_start = Time::max();   // of the next candidate
@@ -224,20 +226,24 @@ class Connections {
   void dial_came(Neighbour& neighbour, const std::string& where, bool raced);
   void dial_failed(Neighbour& neighbour, const std::string& where, bool raced,
                    const std::string& reason, Refusal refusal);
-  bool has_candidates(Neighbour& neighbour);
-  void resolved(const NodeName& node, const std::string& host, std::uint16_t port,
-                const Status& status, std::vector<Candidate> found);
   void race(Neighbour& neighbour);
   void race_on(Neighbour& neighbour);
   void watch_race(Neighbour& neighbour, Time now);
   void stop_race(Neighbour& neighbour);
   void pass_failed(Neighbour& neighbour, Refusal refusal);
+  void conclude(Neighbour& neighbour);
   std::string why_unreached(const Neighbour& neighbour) const;
   void link_came(Neighbour& neighbour, bool dialled);
   void link_broke(Neighbour& neighbour, Clock::duration lived);
   bool is_final_word(const Neighbour& neighbour, Refusal refusal) const;
   void give_up(Neighbour& neighbour);
   void watch_patience(Neighbour& neighbour, Time now);
+
+  // In naming.cc: where a node is dialled.
+  bool has_candidates(Neighbour& neighbour);
+  void look_up_names(Neighbour& neighbour);
+  void resolved(const NodeName& node, std::uint64_t place, const std::string& name,
+                const Status& status, const std::vector<Candidate>& found);
 
   // In pacing.cc: how fast links send.
   static void keep_pace(const Neighbour& neighbour);
@@ -260,7 +266,7 @@ class Connections {
   void count_fds();
 
   Loop& loop_;
-  Pool& look_ups_;
+  LookUps& look_ups_;
   Counters& counters_;
   Credentials credentials_;
   ConnectionsOptions options_;
@@ -272,6 +278,7 @@ class Connections {
   bool accepting_ = true;     // false after running out of descriptors, until the next tick
   std::string accept_error_;  // the last such
   Token next_token_ = 1;
+  std::uint64_t num_places_ = 0;  // that any nodes ever had
   std::map<Token, Pending> pending_;  // oldest first
   std::map<NodeName, Neighbour> neighbours_;
   std::unordered_map<Token, std::pair<Neighbour*, Slot*>> links_;

@@ -46,6 +46,7 @@ void Connections::want(const NodeName& node, const std::string& host, std::uint1
   if (!neighbour.links.empty()) return;
   neighbour.broke.clear();
   neighbour.dialling.last_error.clear();
+  neighbour.dialling.refusal = Refusal::kNot;
   neighbour.lost_at = Clock::now() + options_.patience;
 }
 
@@ -69,7 +70,7 @@ void Connections::place(Neighbour& neighbour, const std::string& host, std::uint
   stop_race(neighbour);
   Dialling fresh;
   fresh.under_way = neighbour.dialling.under_way;
-  fresh.resolving = neighbour.dialling.resolving;
+  fresh.place = ++num_places_;
   neighbour.dialling = std::move(fresh);
   neighbour.host = host;
   neighbour.port = port;
@@ -104,42 +105,6 @@ void Connections::dial(Neighbour& neighbour) {
          dialling.next_try == Time::max()) {
     dial_one(neighbour, 0, false);
   }
-}
-
-// False while names are looked up, or if none can be; then it is tried again.
-bool Connections::has_candidates(Neighbour& neighbour) {
-  Dialling& dialling = neighbour.dialling;
-  if (!dialling.candidates.empty()) return true;
-  if (dialling.resolving) return false;
-  if (find_candidates(neighbour.host, neighbour.port, true, &dialling.candidates).ok()) return true;
-  dialling.candidates.clear();
-  dialling.resolving = true;
-  look_ups_.submit([this, node = neighbour.name, host = neighbour.host, port = neighbour.port] {
-    std::vector<Candidate> found;
-    Status status = find_candidates(host, port, false, &found);
-    loop_.post([this, node, host, port, status, found] { resolved(node, host, port, status, found); });
-  });
-  return false;
-}
-
-void Connections::resolved(const NodeName& node, const std::string& host, std::uint16_t port,
-                           const Status& status, std::vector<Candidate> found) {
-  Neighbour& neighbour = neighbour_of(node);
-  Dialling& dialling = neighbour.dialling;
-  dialling.resolving = false;
-  if (neighbour.host != host || neighbour.port != port) {  // it has moved meanwhile
-    schedule(neighbour, kNow);
-    if (dialling.asked) race(neighbour);
-    return;
-  }
-  if (!status.ok()) {
-    dialling.errors = "could not connect to " + host + " port " + std::to_string(port) + ": " + status.text;
-    pass_failed(neighbour, Refusal::kNot);
-    return;
-  }
-  dialling.candidates = std::move(found);
-  schedule(neighbour, kNow);
-  if (dialling.asked) race(neighbour);
 }
 
 // One candidate after the other, each with a head start; the first that says the right hello wins.
@@ -240,13 +205,22 @@ void Connections::dial_failed(Neighbour& neighbour, const std::string& where, bo
 void Connections::pass_failed(Neighbour& neighbour, Refusal refusal) {
   Dialling& dialling = neighbour.dialling;
   schedule(neighbour, backoff(++dialling.failures));
-  if (std::exchange(dialling.asked, false)) {
+  dialling.refusal = refusal;
+  conclude(neighbour);
+}
+
+// What the last pass says of the node; a name that is being looked up may still say otherwise.
+void Connections::conclude(Neighbour& neighbour) {
+  Dialling& dialling = neighbour.dialling;
+  const bool open = !dialling.resolving.empty();
+  if (!open && std::exchange(dialling.asked, false)) {
     dialling.one_way = true;
     client_->on_unreached(neighbour.name, dialling.errors);
   }
   if (!neighbour.links.empty()) return;
   dialling.last_error = dialling.errors;
-  if (dialling.under_way == 0 && is_final_word(neighbour, refusal)) give_up(neighbour);
+  if (open && !dialling.won) return;
+  if (dialling.under_way == 0 && is_final_word(neighbour, dialling.refusal)) give_up(neighbour);
 }
 
 // Where it was dialled before, or called us from, a closed port means that the process is gone.
@@ -268,6 +242,7 @@ bool Connections::is_final_word(const Neighbour& neighbour, Refusal refusal) con
 // A link that the other end dialled while our own dials failed: so it goes one way only.
 void Connections::link_came(Neighbour& neighbour, bool dialled) {
   neighbour.lost_at = Time::max();
+  neighbour.dialling.refusal = Refusal::kNot;
   if (!dialled && !neighbour.dialling.won && neighbour.dialling.failures > 0)
     neighbour.dialling.one_way = true;
   if (missing(neighbour) > 0) schedule(neighbour, our_turn(neighbour) ? kNow : kTheirTurn);
@@ -302,12 +277,14 @@ void Connections::give_up(Neighbour& neighbour) {
 
 // What came of the race until now.
 std::string Connections::why_unreached(const Neighbour& neighbour) const {
-  std::string text = neighbour.dialling.racing ? neighbour.dialling.errors : "";
+  const Dialling& dialling = neighbour.dialling;
+  std::string text = dialling.racing || !dialling.resolving.empty() ? dialling.errors : "";
   for (const auto& [token, pending] : pending_) {
     if (pending.raced && pending.target == neighbour.name)
       text += (text.empty() ? "" : "; ") + ("no answer from " + pending.where);
   }
-  if (text.empty() && neighbour.dialling.resolving) text = "the name of " + neighbour.host + " is not found yet";
+  for (const std::string& name : dialling.resolving)
+    text += (text.empty() ? "" : "; ") + ("the name of " + name + " is not found yet");
   return text;
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/connections.h"
+#include "engine/look_ups.h"
 #include "engine/loop.h"
 #include "engine/pool.h"
 #include "engine/transfers.h"
@@ -72,7 +73,6 @@ class Engine::Inner final : public LoopClient {
  public:
   Inner(const Options& options, Credentials credentials, std::unique_ptr<Tls> tls)
       : pool(options.num_workers),
-        look_ups(1, "atoll-names"),
         connections(loop, look_ups, counters, std::move(credentials), connections_options(options),
                     std::move(tls)),
         probes(loop, connections),
@@ -133,7 +133,7 @@ class Engine::Inner final : public LoopClient {
 
   Loop loop;
   Pool pool;
-  Pool look_ups;
+  LookUps look_ups;
   Registry registry;
   Counters counters;
   Connections connections;

@@ -90,8 +90,8 @@ class Engine {
 
   Stats stats() const;
 
-  // Ends all ops, sends what is queued (for a moment), closes all sockets, joins all threads.
-  // Idempotent.
+  // Ends all ops, sends what is queued (for a moment), closes all sockets, joins all threads but
+  // those that look up a name: they end by themselves, and their answers are dropped. Idempotent.
   void close();
 
  private:

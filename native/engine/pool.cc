@@ -6,10 +6,10 @@
 
 namespace atoll_core::engine {
 
-Pool::Pool(unsigned num_workers, const char* name) {
+Pool::Pool(unsigned num_workers) {
   for (unsigned i = 0; i < num_workers; ++i) {
     threads_.emplace_back([this] { work(); });
-    pthread_setname_np(threads_.back().native_handle(), name);
+    pthread_setname_np(threads_.back().native_handle(), "atoll-sum");
   }
 }
 

@@ -1,5 +1,4 @@
-// A few threads that sum chunks, or one that looks up names, so that the loop never computes or
-// waits for long. Sums do not wait for names, which may take a hanging name server half a minute.
+// A few threads that sum chunks, so that the loop never computes for long.
 //
 // Owner: the Engine, which creates and closes it. Threads: submit from any; jobs run on the pool's
 // own. Failure: none; a job submitted after close() is dropped.
@@ -16,7 +15,7 @@ namespace atoll_core::engine {
 
 class Pool {
  public:
-  explicit Pool(unsigned num_workers, const char* name = "atoll-sum");
+  explicit Pool(unsigned num_workers);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;

@@ -10,7 +10,9 @@ set(ATOLL_ENGINE_SOURCES
     native/engine/ids.cc
     native/engine/kept.cc
     native/engine/link.cc
+    native/engine/look_ups.cc
     native/engine/loop.cc
+    native/engine/naming.cc
     native/engine/op.cc
     native/engine/pace.cc
     native/engine/pacing.cc

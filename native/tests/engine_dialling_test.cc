@@ -84,9 +84,15 @@ std::uint64_t accepted(const Engine& engine, std::uint64_t expected) {
 
 std::vector<std::string> texts(const std::string& hosts, bool numeric_only = true) {
   std::vector<Candidate> found;
-  if (!find_candidates(hosts, 7, numeric_only, &found).ok()) return {"failed"};
+  std::vector<std::string> others;
+  if (numeric_only) {
+    numeric_candidates(hosts, 7, &found, &others);
+  } else if (!find_candidates(hosts, 7, &found).ok()) {
+    return {"failed"};
+  }
   std::vector<std::string> out;
   for (const Candidate& each : found) out.push_back(each.text);
+  for (const std::string& each : others) out.push_back("not " + each);
   return out;
 }
 
@@ -96,9 +102,10 @@ void hosts_are_read() {
   CHECK(texts("10.0.0.1,10.0.0.2:9") == Texts({"10.0.0.1 port 7", "10.0.0.2 port 9"}));
   CHECK(texts("[::1]:9,::1,[::2]") == Texts({"::1 port 9", "::1 port 7", "::2 port 7"}));
   CHECK(texts("10.0.0.1,10.0.0.1") == Texts({"10.0.0.1 port 7"}));
-  CHECK(texts("10.0.0.1:x") == Texts({"failed"}));
-  CHECK(texts("[::1") == Texts({"failed"}));
-  CHECK(texts("some.name") == Texts({"failed"}));  // to be looked up, not here
+  CHECK(texts("10.0.0.1:x") == Texts({"not 10.0.0.1:x"}));
+  CHECK(texts("10.0.0.1:x", false) == Texts({"failed"}));
+  CHECK(texts("[::1") == Texts({"not [::1"}));
+  CHECK(texts("some.name,10.0.0.1,a.name:9") == Texts({"10.0.0.1 port 7", "not some.name", "not a.name:9"}));
   CHECK(texts("no.such.invalid,10.0.0.1", false) == Texts({"10.0.0.1 port 7"}));
   std::string many;
   for (int i = 1; i < 30; ++i) many += (i > 1 ? ",10.0.0." : "10.0.0.") + std::to_string(i);

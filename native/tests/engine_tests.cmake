@@ -1,6 +1,8 @@
 atoll_add_test(engine_dialling_test native/tests/engine_dialling_test.cc)
 atoll_add_test(engine_frame_test native/tests/engine_frame_test.cc)
 atoll_add_test(engine_hello_test native/tests/engine_hello_test.cc)
+atoll_add_test(engine_names_test native/tests/engine_names_test.cc)
+target_link_libraries(engine_names_test PRIVATE ${CMAKE_DL_LIBS})
 atoll_add_test(engine_op_test native/tests/engine_op_test.cc)
 atoll_add_test(engine_registry_test native/tests/engine_registry_test.cc)
 atoll_add_test(engine_reduce_test native/tests/engine_reduce_test.cc)

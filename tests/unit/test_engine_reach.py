@@ -141,3 +141,21 @@ def test_trials_come_before_measurements_that_wait() -> None:
     assert engine.done == ["measured b", "dialled d", "measured c"]
     assert found[1] == ({"d": "somewhere"}, {})
     prober.close()
+
+
+def test_trials_come_between_the_measurements_of_one_order() -> None:
+    """A round waits for trials: not for eight measurements of a second each as well."""
+    engine, told = Slow(), queue.Queue[Any]()
+    prober = Prober("a", engine, lambda *found: told.put(found), lambda *found: told.put(found))  # type: ignore[arg-type]
+    info = RankInfo("host", 1, ())
+    prober.begin(ProbeOrder({"b": info, "c": info}, 1, 1, 1.0))
+    assert engine.began.wait(10.0 + SLACK_S)
+    prober.begin(ProbeOrder({"f": info}, 1, 1, 1.0))
+    prober.begin(ReachOrder({"d": info}, 1.0))
+    prober.begin(ReachOrder({"e": info}, 1.0))
+    engine.released.set()
+    found = [told.get(timeout=10.0 + SLACK_S) for _ in range(4)]
+    assert engine.done == ["measured b", "dialled d", "dialled e", "measured c", "measured f"]
+    assert found[:2] == [({each: "somewhere"}, {}) for each in "de"]
+    assert [link.target for link in found[2][0]] == ["b", "c"], "what was measured is told together"
+    prober.close()

@@ -17,7 +17,7 @@ from atoll.membership.reach import AGAIN_S, ANSWER_S, MOST_PEERS, TRIAL_S
 from atoll.membership.settings import Timeouts
 from atoll.membership.steps import CoordinatorSaid, MeasureLinks, Send, TrainerSaid
 from atoll.membership.ways import Way, broken_pairs, one_way, rows, unreached
-from atoll.values import Edge, LinkRate, RankInfo, TransferStats
+from atoll.values import Edge, LinkRate, Range, RankInfo, Source, TransferStats
 from support.desk import Desk, emitted
 
 
@@ -142,6 +142,33 @@ def test_a_broken_edge_has_both_ends_dial_again() -> None:
     assert again.members == ("a", "b", "c"), "the next attempt goes round it and waits for nothing"
 
 
+def test_what_a_round_broke_between_peers_of_several_ranks_is_not_made_good_by_a_trial_of_rank_0() -> None:
+    desk = silent_desk(4)
+    half = desk.layout[0].shape[0] // 2
+    for peer in "abcd":
+        both = (
+            RankInfo(f"host-{peer}", 7, (Range(0, half),)),
+            RankInfo(f"host-{peer}", 8, (Range(half, 2 * half),)),
+        )
+        desk.join(peer, ranks=both if peer == "b" else (RankInfo(f"host-{peer}", 7, ()),))
+    answers(desk)
+    plan = plan_of(ready(desk, "a", "b", "c", "d"))
+    effects = []
+    for peer in "abcd":
+        broken = (Edge("a", "b"), Edge("a", "c")) if peer == "a" else ()
+        effects += desk.said(peer, Vote(plan.op, peer != "a", "r", broken, "no link", TransferStats()))
+    assert asked(effects) == {"a": {"b", "c"}, "b": {"a"}, "c": {"a"}}
+    lost = frozenset({Edge("a", "b"), Edge("b", "a")})
+    assert broken_pairs(desk.state.ways, "abcd") == lost, "a and c have one rank each: trials say it all"
+    answers(desk)
+    desk.wait(AGAIN_S - 1.0, "a", "b", "c", "d")
+    answers(desk)
+    assert broken_pairs(desk.state.ways, "abcd") == lost
+    desk.wait(1.5, "a", "b", "c", "d")
+    answers(desk)
+    assert broken_pairs(desk.state.ways, "abcd") == frozenset()
+
+
 def test_pairs_without_an_edge_are_asked_about_again_after_a_while() -> None:
     desk = open_desk("a", "b", "c")
     answers(desk, outgoing="ab")
@@ -262,12 +289,13 @@ def test_above_sixteen_peers_only_sentences_are_shown() -> None:
     assert "p00 and p01 do not reach each other" in text
 
 
-def test_a_newcomer_is_told_all_hosts_of_a_donor_and_those_that_nobody_reaches_last() -> None:
+def sources_told(more_hosts: dict[str, tuple[str, ...]], outgoing: str) -> tuple[Source, ...]:
+    """What a newcomer to a run of a, b and c is told; nobody reaches those in `outgoing`."""
     desk = silent_desk(3)
     for peer in "abc":
-        more = ("203.0.113.5", "[2001:db8::1]:7001") if peer == "b" else ()
+        more = more_hosts.get(peer, ())
         desk.join(peer, ranks=(RankInfo(f"host-{peer}", 7, (), sidecar_port=9, more_hosts=more),))
-    answers(desk, outgoing="a")
+    answers(desk, outgoing=outgoing)
     commit = ready(desk, "a", "b", "c")
     for peer in plan_of(commit).members:
         desk.vote(peer, "r")
@@ -275,13 +303,26 @@ def test_a_newcomer_is_told_all_hosts_of_a_donor_and_those_that_nobody_reaches_l
     (order,) = [
         each.message for each in effects if isinstance(each, Send) and isinstance(each.message, CatchUp)
     ]
-    assert [(each.peer, each.host, each.port) for each in order.sources] == [
-        ("b", "host-b", 9),
-        ("b", "203.0.113.5", 9),
-        ("b", "2001:db8::1", 9),
-        ("c", "host-c", 9),
-        ("a", "host-a", 9),
-    ]
+    return order.sources
+
+
+def test_a_newcomer_is_told_all_hosts_of_a_donor_and_those_that_nobody_reaches_last() -> None:
+    more = {"b": ("203.0.113.5", "[2001:db8::1]:7001"), "c": ("203.0.113.6",)}
+    assert sources_told(more, outgoing="a") == (
+        Source("b", "host-b", 9),
+        Source("c", "host-c", 9),
+        Source("a", "host-a", 9),
+        Source("b", "203.0.113.5", 9),
+        Source("c", "203.0.113.6", 9),
+        Source("b", "2001:db8::1", 9),
+    )
+
+
+def test_a_donor_with_eight_hosts_does_not_take_the_places_of_the_others() -> None:
+    more = {peer: tuple(f"host-{peer}-{number}" for number in range(7)) for peer in "abc"}
+    told = sources_told(more, outgoing="")
+    assert [each.peer for each in told] == list("abcabcab")
+    assert [each.host for each in told[:3]] == ["host-a", "host-b", "host-c"]
 
 
 def test_a_peer_dials_whatever_it_does_and_says_whom_it_reached() -> None:

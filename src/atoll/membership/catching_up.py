@@ -8,7 +8,7 @@ Who holds the newest version while no attempt is under way is a member. Members 
 from __future__ import annotations
 
 import math
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 
 from msgspec.structs import replace
 
@@ -263,18 +263,20 @@ def _tell(draft: Draft, record: PeerRecord, held: CatchingUp, sources: tuple[Sou
 
 def _sources(state: CoordinatorState) -> tuple[Source, ...]:
     """The sidecars of the members with the fastest uplinks, as far as these are known; then the oldest; last those whom
-    no member reaches. One at several hosts is several sources, of which some may answer."""
+    no member reaches. One at several hosts is several sources, of which some may answer: all donors' first hosts come
+    before anybody's second one, so that none takes the place of the others."""
     known = by_uplink(state.rates)
     shut = unreached(state.ways, ids(state.members())) if state.ways else {}
     first = (state.peers[peer] for peer in known if peer in state.peers)
     rest = (record for record in state.members() if record.peer not in known)
     serving = (each for each in chain(first, rest) if each.member and each.connected and _sidecar(each))
-    sources = (
-        Source(record.peer, host, record.ranks[0].sidecar_port)
-        for record in (sorted(serving, key=lambda record: record.peer in shut) if shut else serving)
-        for host in record.ranks[0].bare_hosts()
-    )
-    return tuple(islice(sources, MAX_SOURCES))
+    donors = sorted(serving, key=lambda record: record.peer in shut) if shut else serving
+    of_each = [
+        [Source(record.peer, host, _sidecar(record)) for host in record.ranks[0].bare_hosts()]
+        for record in islice(donors, MAX_SOURCES)
+    ]
+    in_turn = chain.from_iterable(zip_longest(*of_each))
+    return tuple(islice((each for each in in_turn if each), MAX_SOURCES))
 
 
 def _sidecar(record: PeerRecord) -> int:

@@ -25,6 +25,7 @@ MOST_PEERS = 64
 AGAIN_S = 30.0
 """Pairs without an edge are asked about again so often: somebody may have opened a port."""
 CARRIED = "it carried a round"
+BROKE = "a round lost a link between their ranks"
 
 
 def ask(draft: Draft) -> None:
@@ -56,16 +57,33 @@ def doubt(draft: Draft, edges: Iterable[Edge]) -> None:
         draft.send(peer, Reach(targets, TRIAL_S))
 
 
+def round_broke(draft: Draft, edges: Iterable[Edge]) -> None:
+    """A round lost these links: both ends dial again. Trials are of rank 0 alone, and so say little where a peer has
+    several ranks: such a pair counts as one without an edge for AGAIN_S, whatever they find."""
+    members = draft.state.members()
+    ranks = {each.peer: len(each.ranks) for each in members}
+    living = [edge for edge in edges if edge.source in ranks and edge.target in ranks]
+    several = [edge for edge in living if max(ranks[edge.source], ranks[edge.target]) > 1]
+    if several and len(members) <= MOST_PEERS:
+        lost = Way(ok=False, says=BROKE, holds_until_s=draft.now_s + AGAIN_S)
+        pairs = [
+            pair for edge in several for pair in ((edge.source, edge.target), (edge.target, edge.source))
+        ]
+        _take(draft, {**draft.state.ways, **dict.fromkeys(pairs, lost)})
+    doubt(draft, living)
+
+
 def hear_reached(draft: Draft, record: PeerRecord, message: Reached) -> None:
     state = draft.state
     members = set(ids(state.members()))
     ways = dict(state.ways)
-    for target, where in message.where.items():
-        if target in members and target != record.peer:
-            ways[record.peer, target] = Way(ok=True, says=where)
-    for target, why in message.failed.items():
-        if target in members and target != record.peer and target not in message.where:
-            ways[record.peer, target] = Way(ok=False, says=why)
+    found = {target: Way(ok=False, says=why) for target, why in message.failed.items()}
+    found |= {target: Way(ok=True, says=where) for target, where in message.where.items()}
+    for target, way in found.items():
+        known = ways.get((record.peer, target))
+        held = known is not None and draft.now_s < known.holds_until_s
+        if target in members and target != record.peer and not held:
+            ways[record.peer, target] = way
     awaited = {peer: due_s for peer, due_s in state.dials_due_s.items() if peer != record.peer}
     draft.set(dials_due_s=awaited)
     _take(draft, ways)

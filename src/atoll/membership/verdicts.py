@@ -112,7 +112,7 @@ def _await_answers(draft: Draft, attempt: Attempt, waiting: list[str]) -> None:
         lose(draft, draft.state.peers[peer], why)
     broken = frozenset(edge for vote in attempt.votes.values() for edge in vote.broken)
     draft.set_round(attempt=None, broken=draft.state.round.broken | broken)
-    reach.doubt(draft, broken)
+    reach.round_broke(draft, broken)
 
 
 def _settle_difference(draft: Draft, attempt: Attempt) -> None:

@@ -10,10 +10,12 @@ from atoll.values import Edge
 
 
 class Way(msgspec.Struct, frozen=True, order=True):
-    """Whether a peer can dial another; `says` is the address that answered, or why none did."""
+    """Whether a peer can dial another; `says` is the address that answered, or why none did. Until `holds_until_s`, on
+    the coordinator's clock, no trial changes it."""
 
     ok: bool
     says: str = ""
+    holds_until_s: float = 0.0
 
 
 Ways = dict[tuple[str, str], Way]
