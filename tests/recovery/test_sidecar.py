@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import signal
@@ -192,6 +193,9 @@ def test_another_session_key_counts_from_the_next_request(donor: Donor, history:
         assert before.ask("/v1/held/-1").status == 200
         donor.set_session_key(b"n" * 32)
         within(SLACK_S, lambda: after.ask("/v1/held/-1").status == 200 or after.connection.close(), "the key")
+        with pytest.raises(http.client.RemoteDisconnected):  # what the old key had opened is closed
+            before.ask("/v1/held/-1")
+    with Asker(donor.port) as before:
         assert before.ask("/v1/held/-1").status == 401
 
 

@@ -50,7 +50,8 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dic
     """The exit code, and the one object."""
     code = run(["doctor", *arguments, "--json"])
     told = capsys.readouterr()
-    assert told.err == ""
+    # The coordinator of these tests is in this process, and may log whom it turned away.
+    assert [line for line in told.err.splitlines() if "atoll.membership" not in line] == []
     assert told.out.count("\n") == 1
     found = json.loads(told.out)
     assert found["exit_code"] == code

@@ -201,22 +201,22 @@ def test_a_member_that_begins_late_but_lives_is_waited_for_beyond_the_progress_t
 def test_a_node_that_only_breathes_is_not_lost() -> None:
     """A raw peer that answers nothing but sends pings itself: the op waits for its data, until its deadline."""
     grid = Grid.of([512])
-    comm = open_engine("m", progress_timeout_s=0.4)
+    comm = open_engine("m", progress_timeout_s=1.0)
     try:
-        plan = plan_for({"a": 1, "m": comm.port}, grid.numel, "fp32", OpId(1, 0), deadline_s=2.0)
+        plan = plan_for({"a": 1, "m": comm.port}, grid.numel, "fp32", OpId(1, 0), deadline_s=3.0)
         running = Running(comm, plan, grid, encoded(grid, "fp32", 1.0))
         raw = RawPeer(comm.port, "a", "m", KEY)
         begin = raw.begin()
         stop = threading.Event()
 
         def breathe() -> None:
-            while not stop.wait(0.1):
+            while not stop.wait(0.05):
                 raw.send(Frame(PING, begin.op, 0))
 
         thread = threading.Thread(target=breathe)
         thread.start()
         try:
-            assert "the deadline of 2 s passed" in running.report().reason
+            assert "the deadline of 3 s passed" in running.report().reason
         finally:
             stop.set()
             thread.join()

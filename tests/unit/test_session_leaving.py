@@ -30,6 +30,7 @@ class Seat:
         self.told: list[Any] = []
         self.asked_to_leave = self.desk.leave_reason
         self.check = self.desk.check
+        self.session_key = b"k" * 32
 
     def declare(self, message: Declare, meanwhile: object = None) -> View:
         return self.view()

@@ -29,6 +29,7 @@ class Seat:
     """A member that is let in at once."""
 
     declared: Declare
+    session_key = b"k" * 32
 
     def declare(self, message: Declare, meanwhile: object = None) -> View:
         self.declared = message
