@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_both_loops_are_timed() -> None:
     command = [sys.executable, REPOSITORY / "benchmarks/fsdp_overhead.py", "--quick", "--turns", "2"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
