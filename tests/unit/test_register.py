@@ -144,6 +144,7 @@ def test_who_only_looks_takes_a_place_for_minutes() -> None:
     clock = Clock()
     register, made, _ = register_with(clock)
     register.learn(register.certified(1, "!doctor-1", made.id), register.certified(2, "bern", made.id))
+    assert register.tokens()[0].peers == ("bern",)
     clock.now_s += 601
     with pytest.raises(Unknown, match="was not renewed"):
         register.certificate("1")

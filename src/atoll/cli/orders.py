@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from atoll.cli.output import deliver
 from atoll.config.environment import run_authority, run_token
 from atoll.errors import ConfigError
-from atoll.membership.operator import Done, OperatorOrder, Reply, Request, RevokeToken
+from atoll.membership.operator import OperatorOrder, Reply, Request, RevokeToken
 
 if TYPE_CHECKING:
     from atoll.membership.link import Secure
@@ -35,8 +35,10 @@ def way_to(address: str, authority: str) -> Secure | None:
 
 def give(address: str, token_file: Path | None, authority: str, order: OperatorOrder | RevokeToken) -> int:
     """The coordinator's answer on stdout. Raises ConfigError if it did nothing: then the order was a mistake."""
-    done = ask(address, token_file, authority, order)
-    assert isinstance(done, Done)
+    token = run_token(token_file)
+    from atoll.membership.operator_link import give_order  # the web client is slow to import
+
+    done = give_order(address, token, order, way_to(address, authority))
     if not done.ok:
         raise ConfigError(done.reason)
     deliver(done.reason + "\n")

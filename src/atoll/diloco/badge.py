@@ -20,19 +20,20 @@ from atoll.errors import ConfigError, LocalError, Refused
 from atoll.membership.addresses import split_address, split_addresses
 from atoll.membership.auth import certificate_key
 from atoll.membership.link import Secure
-from atoll.membership.operator import Done, Enrol, Enrolled
+from atoll.membership.operator import Done, Enrol, Enrolled, Reply
 from atoll.membership.operator_link import ask_leader, decided
 from atoll.network.authority import COORDINATOR, Identity, check_fingerprint, der_of, is_authority, new_key
 from atoll.network.pinning import fetch_authority
 from atoll.network.tls import client_context
 
 FOLDER = "identity"
+CONNECT_S = 10.0
 
 _log = log.get(__name__)
 
 
 def secure_way(
-    address: str, fingerprint: str, *, connect_s: float = 10.0, wait_s: float = 0.0
+    address: str, fingerprint: str, *, connect_s: float = CONNECT_S, wait_s: float = 0.0
 ) -> Secure | None:
     """How to speak to the coordinators at `address` as one who holds a token: by TLS, once their authority has shown to
     be the one with this fingerprint. None if there is no fingerprint: the run has no authority.
@@ -41,9 +42,17 @@ def secure_way(
     """
     if not fingerprint:
         return None
-    wanted = check_fingerprint(fingerprint)
+    return _token_way(_authority_at(address, fingerprint, connect_s, wait_s))
+
+
+def _authority_at(address: str, fingerprint: str, connect_s: float, wait_s: float) -> str:
+    """The certificate of the run's authority (PEM), which has this fingerprint."""
     places = [split_address(each) for each in split_addresses(address)]
-    authority = fetch_authority(places, wanted, connect_s=connect_s, wait_s=wait_s)
+    return fetch_authority(places, check_fingerprint(fingerprint), connect_s=connect_s, wait_s=wait_s)
+
+
+def _token_way(authority: str) -> Secure:
+    """For one who holds a token, and has no certificate."""
     return Secure(context=client_context(authority), server_name=COORDINATOR)
 
 
@@ -121,10 +130,8 @@ def enrol(
         raise Refused(
             "no token, and no certificate from an earlier start: set ATOLL_TOKEN, or name a file by --token-file"
         )
-    places = [split_address(each) for each in split_addresses(address)]
-    authority = fetch_authority(places, wanted, wait_s=wait_s)
-    secure = Secure(context=client_context(authority), server_name=COORDINATOR)
-    reply = ask_leader(address, token, request, secure, wait_s=wait_s)
+    authority = _authority_at(address, wanted, CONNECT_S, wait_s)
+    reply = ask_leader(address, token, request, _token_way(authority), wait_s=wait_s)
     return _badge(run, peer, reply, key, authority, file)
 
 
@@ -143,7 +150,7 @@ def _file(folder: Path | None, peer: str, rank: int) -> Path | None:
     return folder / FOLDER / f"{urllib.parse.quote(peer, safe='')}.{rank}.pem" if folder is not None else None
 
 
-def _badge(run: str, peer: str, reply: object, key: str, authority: str, file: Path | None) -> Badge:
+def _badge(run: str, peer: str, reply: Reply, key: str, authority: str, file: Path | None) -> Badge:
     if not isinstance(reply, Enrolled):
         raise Refused(reply.reason if isinstance(reply, Done) else "the coordinator gave no certificate")
     badge = Badge(run, peer, Identity(reply.certificate, key, authority), file)

@@ -167,7 +167,13 @@ class Register:
                 left_s=made.expires_unix_s - now_s if made.expires_unix_s else None,
                 revoked=made.id in self._revoked,
                 peers=tuple(
-                    sorted({each.peer for each in self._certificates.values() if each.token == made.id})
+                    sorted(
+                        {
+                            each.peer
+                            for each in self._certificates.values()
+                            if each.token == made.id and not each.peer.startswith(TRANSIENT)
+                        }
+                    )
                 ),
             )
             for made in self._tokens.values()

@@ -58,9 +58,8 @@ async def serve(
     `advertise` is the host to show to others by then (default: where it listens). Raises LocalError (port or
     journal), ConfigError (token) and Unreachable (no etcd).
 
-    With `trust` everything is TLS, and tokens are those of the journal; one without any begins with
-    `first_tokens`, and a `new_run` has to (ConfigError).
-    Without it there is one `token`, known to all.
+    With `trust` everything is TLS, and tokens are those of the journal; one without any begins with `first_tokens`, and
+    a `new_run` has to (ConfigError). Without `trust` there is one `token`, known to all.
     """
     if trust is None:
         auth.check_token(token)
