@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from atoll.config.schema import RunConfig
 from atoll.errors import ConfigError, LocalError
 from atoll.membership.register import Register
 from atoll.membership.registrar import Trust
 from atoll.membership.steps import TokenMade
 from atoll.network.authority import Authority
+from atoll.network.own_addresses import interface_addresses, plain
 from atoll.network.tls import server_context
 
 AUTHORITY: Final = "authority.pem"
@@ -143,11 +142,7 @@ def _check_open(host: str, vpn: str) -> None:
             f"--bind {host}: without an authority nothing is encrypted, and this is not loopback; make one with --new, "
             "or name the VPN's interface (--set net.vpn=NAME)"
         )
-    inside = {
-        ipaddress.ip_address(each.address.partition("%")[0])
-        for each in psutil.net_if_addrs().get(vpn, [])
-        if each.family in (socket.AF_INET, socket.AF_INET6)
-    }
+    inside = {plain(each) for each in interface_addresses().get(vpn, ())}
     if not inside:
         raise ConfigError(f"net.vpn = {vpn!r}: this machine has no interface of that name with an address")
     if outside := [str(address) for address in found if address not in inside]:
@@ -164,4 +159,4 @@ def _addresses_of(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Addre
         raise LocalError(
             f"cannot listen on {host}: {error.strerror or error}; give an address of this machine"
         ) from None
-    return [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos]
+    return [plain(str(info[4][0])) for info in infos]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-import psutil
-
 from atoll import log
 from atoll.events import CoordinatorListening, Event
 from atoll.network.addresses import EVERYWHERE
 from atoll.network.authority import Authority
 from atoll.network.dht import Discovery
 from atoll.network.dht_record import MAX_ADDRESSES, sign
+from atoll.network.own_addresses import interface_addresses, plain
 
 _log = log.get(__name__)
 
@@ -88,14 +87,11 @@ def _with_port(host: str, port: int) -> str:
 
 
 def _own_hosts(*, only_v4: bool) -> list[str]:
-    found = []
-    for addresses in psutil.net_if_addrs().values():
-        for each in addresses:
-            try:
-                address = ipaddress.ip_address(each.address)
-            except ValueError:
-                continue  # a hardware address
-            if address.is_loopback or address.is_link_local or (only_v4 and address.version == 6):
-                continue
-            found.append(address)
+    """Public ones first."""
+    own = [plain(each) for addresses in interface_addresses().values() for each in addresses]
+    found = [
+        each
+        for each in own
+        if not (each.is_loopback or each.is_link_local or (only_v4 and each.version == 6))
+    ]
     return [str(each) for each in sorted(found, key=lambda each: (not each.is_global, each.version))]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import psutil
 from cyclopts import Parameter
 from rich.console import Console
 
@@ -21,6 +19,7 @@ from atoll.config.environment import for_sidecar, run_authority, run_token
 from atoll.errors import ConfigError
 from atoll.membership.addresses import split_addresses
 from atoll.network.addresses import engine_address
+from atoll.network.own_addresses import interface_addresses
 from atoll.network.wireguard import Interface, check_able, free_port
 from atoll.network.wireguard_keys import kept_key_pair
 from atoll.signals import SIGNALS
@@ -186,14 +185,4 @@ def _first(group: BaseExceptionGroup) -> BaseException:
 
 def _addresses(own: str) -> list[str]:
     """Of all interfaces but our own."""
-    with contextlib.suppress(OSError):
-        found = psutil.net_if_addrs()
-        wanted = (socket.AF_INET, socket.AF_INET6)
-        return [
-            each.address
-            for name, all_ in found.items()
-            if name != own
-            for each in all_
-            if each.family in wanted
-        ]
-    return []
+    return [each for name, addresses in interface_addresses().items() if name != own for each in addresses]

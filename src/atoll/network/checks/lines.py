@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import psutil
 
 from atoll.network.checks.finding import Finding, found, warning
+from atoll.network.own_addresses import interface_addresses, plain
 
 LEAST_MTU = 1280
 ETHERNET_MTU = 1500
@@ -17,19 +18,11 @@ _IP_MTU, _IPV6_MTU = 14, 24  # the socket module has no names for them
 
 def own_addresses() -> dict[str, tuple[str, ...]]:
     """IP addresses of each interface that is up, loopback left out."""
-    stats = psutil.net_if_stats()
-    by_name = {}
-    for name, addresses in psutil.net_if_addrs().items():
-        if name in stats and not stats[name].isup:
-            continue
-        texts = (each.address.partition("%")[0] for each in addresses if each.family in _FAMILIES)
-        kept = tuple(text for text in texts if not ipaddress.ip_address(text).is_loopback)
-        if kept:
-            by_name[name] = kept
-    return by_name
-
-
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+    by_name = {
+        name: tuple(text for text in texts if not plain(text).is_loopback)
+        for name, texts in interface_addresses().items()
+    }
+    return {name: kept for name, kept in by_name.items() if kept}
 
 
 def ipv6(addresses: dict[str, tuple[str, ...]]) -> Finding:
