@@ -20,7 +20,17 @@ def test_a_peer_prints_the_line_that_led_it_here(address: str) -> None:
     printer(0.0, "a", PeerKilled(peer="b", signal="SIGKILL"))
     assert out.getvalue() == ""
     printer(0.0, "a", RunStarted(role="peer", run="my-run", settings_digest="", pid=1))
-    line, token, *more = out.getvalue().splitlines()
+    line, token, more = out.getvalue().splitlines()
     assert line == f"join: atoll join {address} --run my-run", "on one line, however narrow the terminal"
     assert "ATOLL_TOKEN" in token
-    assert bool(more) == address.startswith(("127.", "[::1]")), "of this machine only"
+    here = address.startswith(("127.", "[::1]"))
+    assert ("on this machine" in more) == here
+    assert ("NOTHING IS ENCRYPTED" in more) == (not here)
+
+
+def test_of_a_run_with_an_authority_the_line_holds_its_fingerprint() -> None:
+    out = io.StringIO()
+    printer = JoinLinePrinter(Console(file=out, width=20), "10.0.0.5:7070", "sha256:ab")
+    printer(0.0, "a", RunStarted(role="peer", run="my-run", settings_digest="", pid=1))
+    line, _ = out.getvalue().splitlines()
+    assert line == "join: atoll join 10.0.0.5:7070 --run my-run --authority sha256:ab"

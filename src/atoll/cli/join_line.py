@@ -31,6 +31,10 @@ class JoinLinePrinter:
                 lines.append(
                     "      on this machine; from others, with the coordinator's address as they reach it"
                 )
+            elif not self._authority:
+                lines.append(
+                    "      NOTHING IS ENCRYPTED: this run has no authority, and relies on the VPN it is in (docs/trust.md)"
+                )
             print_lines(self._console, lines)
 
 
