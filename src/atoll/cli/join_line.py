@@ -33,7 +33,7 @@ class JoinLinePrinter:
                 )
             elif not self._authority:
                 lines.append(
-                    "      NOTHING IS ENCRYPTED: this run has no authority, and relies on the VPN it is in (docs/trust.md)"
+                    "      NOTHING IS ENCRYPTED: this run has no authority, and relies on the VPN it is in"
                 )
             print_lines(self._console, lines)
 
