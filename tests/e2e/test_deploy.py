@@ -21,6 +21,7 @@ from torch.distributed.run import get_args_parser
 from atoll.cli.main import run
 from atoll.events import read_events
 from support.commands import complaint_of
+from support.small_run import write_small_run
 from support.swarm import TOKEN, environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -29,31 +30,6 @@ DEPLOY = ROOT / "deploy"
 SBATCH = DEPLOY / "slurm" / "peer.sbatch"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
-
-RUN = """
-[run]
-name = "deployed"
-steps = {steps}
-[model]
-dim = 32
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 64
-max_seq_len = 32
-[data]
-sources = ["{text}"]
-seq_len = 32
-val_fraction = 0.2
-[inner]
-batch_size = 4
-[outer]
-inner_steps = 10
-[membership]
-start_peers = 2
-[checkpoint]
-every_rounds = 1
-"""
 
 # Slurm's part in it, on one machine: srun starts the task and passes signals on to it, as the real one does.
 SRUN = """#!/bin/bash
@@ -105,11 +81,8 @@ class Cluster:
 
     def coordinate(self, steps: int) -> str:
         """Start it; its address."""
-        (self.folder / "text").mkdir()
-        for index in range(20):
-            (self.folder / "text" / f"{index}.txt").write_text(f"document {index} " * 200)
-        run_toml = self.folder / "run.toml"
-        run_toml.write_text(RUN.format(text=self.folder / "text", steps=steps))
+        more = {"membership.start_peers": 2, "checkpoint.every_rounds": 1}
+        run_toml = write_small_run(self.folder, "deployed", more, steps=steps)
         out = ["--token-file", str(self.token), "--out", str(self.folder / "c")]
         self.start(
             "c", [sys.executable, "-m", "atoll", "coordinator", str(run_toml), "--bind", "127.0.0.1:0", *out]

@@ -17,41 +17,14 @@ import pytest
 pytest.importorskip("kademlia", reason="the extra [dht] is not installed")
 
 from atoll.events import read_events
+from support.small_run import write_small_run
 from support.swarm import environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-RUN = """
-[run]
-name = "found"
-steps = 1_000_000
-[model]
-dim = 32
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 64
-max_seq_len = 32
-[data]
-sources = ["{folder}/text"]
-seq_len = 32
-val_fraction = 0.2
-[inner]
-batch_size = 4
-[outer]
-inner_steps = 10
-[local]
-out = "{folder}"
-threads = 1
-"""
-
 
 def test_a_run_is_found_by_any_bootstrap_peer_and_again_when_it_moved(tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    for index in range(20):
-        (tmp_path / "text" / f"{index}.txt").write_text(f"document {index} " * 200)
-    run_toml = tmp_path / "run.toml"
-    run_toml.write_text(RUN.format(folder=tmp_path))
+    run_toml = write_small_run(tmp_path, "found", {"local.out": str(tmp_path)})
     events = tmp_path / "found" / "a.jsonl"
     bootstrap, serves = free_port(), free_port()
     of_coordinator = ["coordinator", run_toml, "--bind", "127.0.0.1:0", "--set", "dht.enabled=true"]

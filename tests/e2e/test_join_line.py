@@ -16,41 +16,10 @@ from safetensors.torch import save_file
 from atoll.config.load import load
 from atoll.events import read_events
 from atoll.train.models import build_model
+from support.small_run import write_small_run
 from support.swarm import environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
-RUN = """
-[run]
-name = "joined"
-steps = {steps}
-
-[model]
-dim = 32
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 64
-max_seq_len = 32
-
-[data]
-sources = ["{text}"]
-seq_len = 32
-val_fraction = 0.2
-
-[inner]
-batch_size = 4
-
-[outer]
-inner_steps = 10
-
-[membership]
-start_peers = {start_peers}
-
-[local]
-out = "{out}"
-threads = 1
-"""
 
 
 @pytest.mark.parametrize("holder", ["coordinator", "first peer"])
@@ -212,13 +181,8 @@ def told(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def write_run(folder: Path, start_peers: int = 1) -> Path:
-    text = folder / "text"
-    text.mkdir()
-    for index in range(20):
-        (text / f"{index}.txt").write_text(f"document {index} " * 200)
-    path = folder / "run.toml"
-    path.write_text(RUN.format(text=text, out=folder, steps=1_000_000, start_peers=start_peers))
-    return path
+    more = {"membership.start_peers": start_peers, "local.out": str(folder)}
+    return write_small_run(folder, "joined", more)
 
 
 def start(log: Path, *arguments: str) -> subprocess.Popen[bytes]:

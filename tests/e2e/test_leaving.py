@@ -19,50 +19,16 @@ from atoll.dashboard.tail import EventTail
 from atoll.events import TrainingStep
 from atoll.signals import GONE_S
 from support.slack import SLACK_S
+from support.small_run import write_small_run
 from support.swarm import Swarm, environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.timeout(240)]
 
 BLOCKED_TRAIN = Path(__file__).parents[1] / "support" / "blocked_train.py"
 
-RUN = """
-[run]
-name = "leaving"
-steps = {steps}
-
-[model]
-dim = 32
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 64
-max_seq_len = 32
-
-[data]
-sources = ["{text}"]
-seq_len = 32
-val_fraction = 0.2
-
-[inner]
-batch_size = 4
-
-[outer]
-inner_steps = 10
-
-[local]
-out = "{out}"
-threads = 1
-"""
-
 
 def write_run(folder: Path, steps: int) -> Path:
-    text = folder / "text"
-    text.mkdir()
-    for index in range(20):
-        (text / f"{index}.txt").write_text(f"document {index} " * 200)
-    path = folder / "run.toml"
-    path.write_text(RUN.format(text=text, out=folder, steps=steps))
-    return path
+    return write_small_run(folder, "leaving", {"local.out": str(folder)}, steps=steps)
 
 
 ATOLL = ("-m", "atoll")
