@@ -15,7 +15,20 @@ SOURCE = Path(__file__).parents[2] / "src" / "atoll"
 
 FLOOR = {
     **dict.fromkeys(
-        ("errors", "values", "clock", "events", "log", "signals", "config", "kernels", "runs", "shuffle"), 0
+        (
+            "addresses",
+            "errors",
+            "values",
+            "clock",
+            "events",
+            "log",
+            "signals",
+            "config",
+            "kernels",
+            "runs",
+            "shuffle",
+        ),
+        0,
     ),
     **dict.fromkeys(("codecs", "state", "membership", "plan", "network", "data"), 1),
     **dict.fromkeys(("comm", "mesh", "recovery", "checkpoint"), 2),
@@ -43,6 +56,7 @@ TORCH_FREE = {
     "signals",
     "data",
     "recovery",
+    "addresses",
 }
 THREAD_OWNERS = {
     "comm/prober.py",

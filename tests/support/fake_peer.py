@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from atoll.addresses import join_address, split_address
 from atoll.errors import AtollError
 from atoll.events import CoordinatorStoodBy, Event, EventLog, JsonLinesSink
-from atoll.membership.addresses import join_address, split_address
 from atoll.membership.client import Member
 from atoll.membership.etcd_place import EtcdPlace
 from atoll.membership.messages import (

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from atoll import __version__
-from atoll.cli.coordinator import parse_address, settings_of
+from atoll.addresses import parse_address
+from atoll.cli.coordinator import settings_of
 from atoll.cli.main import BENCH_COMMANDS, COMMANDS, run
 from atoll.config.load import load
 from atoll.errors import AtollError, ConfigError
@@ -220,7 +221,7 @@ def test_a_coordinator_ends_politely_on_a_signal(tmp_path: Path, signum: signal.
     began_s = time.monotonic()
     assert process.wait(20) == code
     assert time.monotonic() - began_s < 10
-    host, port = parse_address(address)
+    host, port = parse_address("--bind", address)
     socket.create_server((host, port)).close()  # the port is free again
     with process.stdout:
         said.append(process.stdout.read())
@@ -230,11 +231,11 @@ def test_a_coordinator_ends_politely_on_a_signal(tmp_path: Path, signum: signal.
 
 
 def test_addresses() -> None:
-    assert parse_address("0.0.0.0:7070") == ("0.0.0.0", 7070)
-    assert parse_address("[::1]:0") == ("::1", 0)
+    assert parse_address("--bind", "0.0.0.0:7070") == ("0.0.0.0", 7070)
+    assert parse_address("--bind", "[::1]:0") == ("::1", 0)
     for wrong in ("7070", ":7070", "host:", "host:99999", "host:seven"):
         with pytest.raises(ConfigError, match="write it as host:port"):
-            parse_address(wrong)
+            parse_address("--bind", wrong)
 
 
 def test_the_coordinator_decides_by_the_configured_values() -> None:

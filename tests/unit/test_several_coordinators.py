@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from atoll import events
+from atoll.addresses import join_address, split_address, split_addresses
 from atoll.errors import ConfigError, Refused, Unreachable
-from atoll.membership.addresses import join_address, split_address, split_addresses
 from atoll.membership.client import Member
 from support.etcd import free_ports
 from support.fake_peer import QUICK, CoordinatorThread, FakePeer, new_member

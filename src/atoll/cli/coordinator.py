@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from atoll import log
+from atoll.addresses import join_address, parse_address
 from atoll.cli.evict import parse_duration
 from atoll.cli.finding import publisher_of
 from atoll.cli.join_line import TOKEN_LINE, join_line, print_lines
@@ -26,7 +27,6 @@ from atoll.config.shared import flatten, nested, settings_digest
 from atoll.dashboard.console import EventPrinter
 from atoll.errors import AtollError, ConfigError
 from atoll.events import EventLog, JsonLinesSink, RunEnded, RunStarted
-from atoll.membership.addresses import join_address
 from atoll.membership.etcd_place import SCHEME, EtcdPlace, parse_place
 from atoll.membership.settings import CoordinatorSettings, Timeouts
 from atoll.network.addresses import EVERYWHERE
@@ -98,7 +98,7 @@ def coordinator(
     """
     config = _config(run_toml, run, set_ or [])
     folder = out or Path(config.local.out) / config.run.name
-    host, port = parse_address(bind)
+    host, port = parse_address("--bind", bind)
     trusted = open_trust(
         config, host, authority_file or folder / AUTHORITY, new=new, join_for_s=_span(tokens_for)
     )
@@ -168,14 +168,6 @@ def coordinator(
             sink.close()
             if publisher is not None:
                 publisher.close()
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"--bind {text}: write it as host:port, e.g. 0.0.0.0:7070 or [::]:7070")
-    return host.strip("[]"), int(port)
 
 
 def settings_of(config: RunConfig) -> CoordinatorSettings:

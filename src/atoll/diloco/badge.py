@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll import log
+from atoll.addresses import split_address, split_addresses
 from atoll.comm.native import Tls, tls_is_built
 from atoll.errors import ConfigError, LocalError, Refused
-from atoll.membership.addresses import split_address, split_addresses
 from atoll.membership.auth import certificate_key
 from atoll.membership.link import Secure
 from atoll.membership.operator import Done, Enrol, Enrolled, Reply

@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from atoll.addresses import split_addresses
 from atoll.errors import Unreachable
 from atoll.membership import auth
-from atoll.membership.addresses import split_addresses
 from atoll.membership.attendant import Attendant, Renew
 from atoll.membership.desk import SLICE_S, Desk
 from atoll.membership.leases import SlotTable

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from atoll.membership.addresses import split_address
+from atoll.addresses import split_address
 
 PAUSE_S = 0.05  # between two rounds over all endpoints
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.addresses import split_address
 from atoll.errors import ConfigError
-from atoll.membership.addresses import split_address
 
 SCHEME = "etcd://"
 

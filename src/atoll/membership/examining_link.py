@@ -13,9 +13,9 @@ from http import HTTPStatus
 import aiohttp
 import msgspec
 
+from atoll.addresses import split_addresses
 from atoll.errors import AtollError, Unreachable
 from atoll.membership import auth
-from atoll.membership.addresses import split_addresses
 from atoll.membership.examination import (
     CHALLENGE_BYTES,
     EXAMINATION_PATH,

@@ -18,9 +18,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from atoll import __version__
+from atoll.addresses import split_address
 from atoll.errors import Refused
 from atoll.membership import auth, messages
-from atoll.membership.addresses import split_address
 from atoll.membership.frames import PART_BYTES, Assembler, OversizedError, pack
 from atoll.membership.messages import Challenge, Connect, CoordinatorMessage, Message, Welcome
 from atoll.membership.settings import Timeouts

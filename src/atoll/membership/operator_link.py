@@ -12,9 +12,9 @@ import aiohttp
 import msgspec
 
 from atoll import __version__
+from atoll.addresses import split_addresses
 from atoll.errors import Refused, Unreachable
 from atoll.membership import auth, messages, operator
-from atoll.membership.addresses import split_addresses
 from atoll.membership.frames import Assembler, OversizedError, pack
 from atoll.membership.link import CLOSE_S, Secure, dial, open_http, phrase, split_address
 from atoll.membership.messages import Challenge

@@ -11,9 +11,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from atoll import log
+from atoll.addresses import split_addresses
 from atoll.clock import MonotonicClock
 from atoll.errors import Refused, Unreachable
-from atoll.membership.addresses import split_addresses
 from atoll.membership.link import Credentials, Link, NotReachedError, open_link
 from atoll.membership.settings import Timeouts
 

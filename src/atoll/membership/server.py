@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from atoll.addresses import join_address
 from atoll.clock import MonotonicClock
 from atoll.errors import ConfigError
 from atoll.events import EventLog
 from atoll.membership import auth, coordinator, steps
-from atoll.membership.addresses import join_address
 from atoll.membership.coordinator_draft import MakeLanes
 from atoll.membership.etcd_journal import Contender
 from atoll.membership.etcd_place import EtcdPlace

@@ -15,10 +15,10 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from atoll import log
+from atoll.addresses import join_address
 from atoll.clock import MonotonicClock
 from atoll.events import CoordinatorListening, EventLog
 from atoll.membership import auth, coordinator, gate, messages, status, steps
-from atoll.membership.addresses import join_address
 from atoll.membership.coordinator import CoordinatorState
 from atoll.membership.coordinator_draft import MakeLanes
 from atoll.membership.doorway import Doorway

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from atoll.membership.addresses import join_address, split_address
+from atoll.addresses import join_address, split_address
 from atoll.membership.operator import Done, VpnAnnounce, VpnEntry, VpnMesh
 from atoll.membership.register import VPN_SUFFIX
 from atoll.values import LinkRate

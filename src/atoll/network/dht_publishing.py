@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Sequence
 
 from atoll import log
+from atoll.addresses import join_address, split_address
 from atoll.events import CoordinatorListening, Event
 from atoll.network.addresses import EVERYWHERE
 from atoll.network.authority import Authority
@@ -30,8 +31,8 @@ class Publisher:
 
     def __call__(self, wall_time_s: float, source: str, event: Event) -> None:
         if isinstance(event, CoordinatorListening):
-            host, _, port = event.address.rpartition(":")
-            if addresses := addresses_of(host.strip("[]"), int(port), self._advertise):
+            host, port = split_address(event.address)
+            if addresses := addresses_of(host, port, self._advertise):
                 self.announce(addresses, event.term)
             else:
                 _log.warning(
@@ -83,7 +84,7 @@ def _with_port(host: str, port: int) -> str:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host if ":" in host else f"{host}:{port}"
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+    return join_address(str(address), port)
 
 
 def _own_hosts(*, only_v4: bool) -> list[str]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from atoll.addresses import join_address
 from atoll.errors import ConfigError, Refused, Unreachable
 from atoll.network.authority import fingerprint_of, is_authority
 from atoll.network.tls import blind_context
@@ -35,7 +36,7 @@ def fetch_authority(
         missed: list[str] = []
         strange: list[str] = []
         for index, (host, port) in enumerate(addresses):
-            at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            at = join_address(host, port)
             # A fair share for each: the first may be a machine that is gone, and says nothing for ever.
             share_s = (deadline_s - time.monotonic()) / (len(addresses) - index)
             left_s = max(0.05, min(connect_s / len(addresses), share_s))

@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.addresses import join_address
 from atoll.errors import ConfigError, LocalError
-from atoll.network.wireguard_keys import KeyPair, key_of, text_of, written
+from atoll.network.wireguard_keys import KeyPair, key_of, text_of
 
 MARK = "atoll vpn: "
 MTU = 1420  # what WireGuard's own tools take on a path of 1500 bytes
@@ -207,7 +208,7 @@ def _words(change: Change) -> list[str]:
         return [*peer, "remove"]
     words = [*peer, "remove"] if change.afresh else []
     words += [*peer, "persistent-keepalive", str(KEEPALIVE_S), "allowed-ips", f"{change.address}/128"]
-    return words if change.endpoint is None else [*words, "endpoint", written(*change.endpoint)]
+    return words if change.endpoint is None else [*words, "endpoint", join_address(*change.endpoint)]
 
 
 def _seen(fields: Sequence[str]) -> Seen:

@@ -100,10 +100,5 @@ def usable_endpoint(text: str, network: ipaddress.IPv6Network) -> tuple[str, int
     return str(address), int(port)
 
 
-def written(host: str, port: int) -> str:
-    """An endpoint as WireGuard's tools write it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _pair_of(private: X25519PrivateKey) -> KeyPair:
     return KeyPair(private.private_bytes_raw(), private.public_key().public_bytes_raw())

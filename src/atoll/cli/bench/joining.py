@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from atoll.cli.bench.crew import Seat, Spawned
 from atoll.cli.bench.member import serve
 from atoll.cli.bench.messages import Channel, Message
-from atoll.errors import AtollError, ConfigError, DeadlineExceeded, LocalError, Refused, Unreachable
+from atoll.errors import AtollError, DeadlineExceeded, LocalError, Refused, Unreachable
 from atoll.membership.auth import Handshake, check_token, new_nonce
 
 PROTOCOL = 1
@@ -38,14 +38,6 @@ class Welcome(Message, frozen=True):
     """The conductor's proof over the same nonces."""
 
     proof: bytes
-
-
-def parse_address(option: str, text: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{option} {text}: write it as host:port, e.g. 10.0.0.1:7071 or [::1]:7071")
-    return host.strip("[]"), int(port)
 
 
 class Listener:

@@ -10,8 +10,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from atoll.addresses import parse_address
 from atoll.cli.bench.crew import Crew, Spawned
-from atoll.cli.bench.joining import Listener, join, parse_address
+from atoll.cli.bench.joining import Listener, join
 from atoll.cli.options import TokenFile
 from atoll.comm.native import tls_is_built
 from atoll.config.environment import run_token

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from atoll.addresses import join_address
 from atoll.cli.vpn.measuring import Measuring
 from atoll.cli.vpn.pings import Pings
 from atoll.cli.vpn.wishes import Credentials, Wishes, is_up, tcp_listener
@@ -22,7 +23,7 @@ from atoll.membership.operator import Done, VpnAnnounce, VpnMesh
 from atoll.membership.operator_link import announce_vpn
 from atoll.network.path_rates import RateServer
 from atoll.network.wireguard import Interface
-from atoll.network.wireguard_keys import KeyPair, address_of, checked_network, written
+from atoll.network.wireguard_keys import KeyPair, address_of, checked_network
 from atoll.network.wireguard_mesh import Listed, Mesh, Peer
 from atoll.network.wireguard_relay import Relay
 
@@ -171,7 +172,7 @@ class Keeper:
             return {}
         now_s = time.monotonic()
         return {
-            peer.listed.name: written(*peer.seen.endpoint)
+            peer.listed.name: join_address(*peer.seen.endpoint)
             for peer in self._mesh.peers.values()
             if peer.seen is not None and peer.seen.endpoint is not None and peer.answers(now_s)
         }
@@ -228,7 +229,7 @@ class Keeper:
         for public, peer in self._mesh.peers.items():
             path = _path(peer, self._mesh.hub)
             if self._said.get(public, "no answer") != path:
-                where = f" at {written(*peer.seen.endpoint)}" if peer.seen and peer.seen.endpoint else ""
+                where = f" at {join_address(*peer.seen.endpoint)}" if peer.seen and peer.seen.endpoint else ""
                 told = f"{path}{where}, {peer.rtt_s * 1e3:.0f} ms" if path != "no answer" else path
                 self._say(f"{peer.listed.name} ({peer.address}): {told}")
                 self._said[public] = path
@@ -260,7 +261,7 @@ class Keeper:
                     "peer": peer.listed.name,
                     "address": peer.address,
                     "path": _path(peer, self._mesh.hub),
-                    "endpoint": written(*peer.seen.endpoint) if peer.seen and peer.seen.endpoint else "",
+                    "endpoint": join_address(*peer.seen.endpoint) if peer.seen and peer.seen.endpoint else "",
                     "rtt_s": peer.rtt_s if peer.answers(now_s) else None,
                     "handshake_age_s": max(0.0, wall_s - peer.seen.handshake_s)
                     if peer.seen and peer.seen.handshake_s

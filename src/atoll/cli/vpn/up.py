@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
+from atoll.addresses import split_addresses
 from atoll.cli.finding import found_at
 from atoll.cli.options import Authority, TokenFile
 from atoll.cli.vpn.records import keeping, write_status
 from atoll.config.environment import for_sidecar, run_authority, run_token
 from atoll.errors import ConfigError
-from atoll.membership.addresses import split_addresses
 from atoll.network.addresses import engine_address
 from atoll.network.own_addresses import interface_addresses
 from atoll.network.wireguard import Interface, check_able, free_port

@@ -10,10 +10,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from atoll.addresses import join_address
 from atoll.errors import ConfigError, LocalError
 from atoll.membership.link import Secure
 from atoll.network.own_addresses import look_up
-from atoll.network.wireguard_keys import written
 
 RENEW_S = 10 * 86400.0
 
@@ -65,7 +65,7 @@ def own_endpoints(towards: Sequence[str], addresses: Sequence[str], port: int) -
     for text in (*towards, *addresses):
         address = ipaddress.ip_address(text.partition("%")[0])
         if not (address.is_loopback or address.is_link_local or address.is_unspecified):
-            found.append(written(str(address), port))
+            found.append(join_address(str(address), port))
     return tuple(dict.fromkeys(found))
 
 
@@ -82,7 +82,7 @@ def parse_endpoint(text: str) -> str:
         _, address = look_up(bare, int(port))[0]
     except OSError as error:
         raise ConfigError(f"--endpoint {text}: {error.strerror or error}") from None
-    return written(str(address[0]).partition("%")[0], int(port))
+    return join_address(str(address[0]).partition("%")[0], int(port))
 
 
 def tcp_listener(port: int) -> socket.socket:

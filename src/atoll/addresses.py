@@ -1,4 +1,4 @@
-"""Addresses of coordinators as people write them."""
+"""Addresses as people write them: `host:port`, with brackets around an IPv6 host."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The opposite of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(option: str, text: str) -> tuple[str, int]:
+    """Where to listen, or whom to dial, as a command was told: `host:port` or `[v6]:port`; port 0 is one. Raises
+    ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{option} {text}: write it as host:port, e.g. 10.0.0.1:7070 or [::]:7070")
+    return host.strip("[]"), int(port)
 
 
 def split_addresses(text: str) -> tuple[str, ...]:
