@@ -25,8 +25,11 @@ from atoll import events
 from atoll.errors import ConfigError, LocalError, MembershipError, Refused, Unreachable
 from atoll.membership import attendant, link
 from atoll.membership import member as machine
+from atoll.membership.client import Member
 from atoll.membership.journal import JournalFile
 from atoll.membership.messages import Leave
+from atoll.membership.operator import EvictPeer
+from atoll.membership.operator_link import give_order
 from atoll.membership.steps import MembersChanged, PlanMade, StateDigest, VerdictMade
 from support import fake_peer
 from support.fake_peer import QUICK, TOKEN, CoordinatorThread, FakePeer, new_member
@@ -122,6 +125,34 @@ def test_a_newer_process_takes_the_name_catches_up_and_the_old_one_is_told(journ
         new.member.leave("all rounds are done", done=True)
         code, reason = coordinator.wait()
     assert code == 0, reason
+
+
+def wait_for_the_end(member: Member) -> None:
+    """Raises what ended it."""
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        member.check()
+        time.sleep(0.01)
+
+
+def test_who_is_evicted_learns_no_key_when_it_comes_again(journal: Path) -> None:
+    """It is welcomed, since it has to know its own coordinator, and hears why it is refused; the key opens nothing."""
+    with CoordinatorThread(journal, start_peers=1) as coordinator:
+        member, bad = (new_member(coordinator.address, peer) for peer in ("a", "bad"))
+        try:
+            key = member.connect().session_key
+            assert bad.connect().session_key == key
+            assert give_order(coordinator.address, TOKEN, EvictPeer("bad", "it lies", 0.0)).ok
+            again = new_member(coordinator.address, "bad")
+            try:
+                assert again.connect().session_key != key
+                with pytest.raises(Refused, match="it lies"):
+                    wait_for_the_end(again)
+            finally:
+                again.close()
+        finally:
+            member.close()
+            bad.close()
 
 
 def test_after_goodbye_nobody_looks_for_the_coordinator(journal: Path) -> None:

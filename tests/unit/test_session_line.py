@@ -20,6 +20,7 @@ from atoll.membership.messages import Declare, View
 from atoll.membership.settings import Timeouts
 from atoll.network.addresses import EngineAddress
 from atoll.network.line import Line
+from atoll.recovery.donor import Donor
 from atoll.state.tensors import ModelTensors
 
 TIMEOUTS = Timeouts(connect_s=3.0, progress_timeout_s=2.0)
@@ -81,6 +82,20 @@ def test_caps_and_timeouts_reach_the_engine_and_the_declaration(monkeypatch: pyt
     assert (given["connect_timeout_s"], given["progress_timeout_s"], given["congestion"]) == (3.0, 2.0, "")
     (rank,) = seat.declared.ranks
     assert (rank.max_up, rank.max_down) == (1000, 2000)
+
+
+def test_a_key_that_changed_while_the_peer_got_ready_reaches_engine_and_sidecar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody was evicted between this peer's admission and the moment it has an engine to be told."""
+    told: list[tuple[str, bytes]] = []
+    engine, donor = engine_slot.NativeCommunicator, Donor
+    monkeypatch.setattr(engine, "set_session_key", lambda self, key: told.append(("engine", key)))
+    monkeypatch.setattr(donor, "set_session_key", lambda self, key: told.append(("sidecar", key)))
+    seat = Seat()
+    seat.session_key = b"n" * 32
+    opened(seat, Line()).close()
+    assert told == [("engine", b"n" * 32), ("sidecar", b"n" * 32)]
 
 
 def test_a_chosen_sidecar_port_is_what_others_are_told() -> None:
