@@ -335,8 +335,8 @@ def keys_learnt(swarm: TrustedSwarm, shown: Identity) -> list[bytes]:
     learnt: list[bytes] = [b""]
     token = swarm.token_file.read_bytes().strip()
     badge = Badge(swarm.run, "bad", shown, None)
-    with contextlib.suppress(Refused):
-        badge = enrol(
+    with pytest.raises(Refused, match="was evicted"):
+        enrol(
             swarm.address, run=swarm.run, peer="bad", token=token, fingerprint=swarm.authority.fingerprint, folder=None
         )  # fmt: skip
     member = Member(
