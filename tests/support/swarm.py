@@ -111,9 +111,14 @@ class Swarm:
     def _start_coordinator(self) -> subprocess.Popen[bytes]:
         before = len(self.events("CoordinatorListening"))
         process = self.spawn_coordinator()
-        self.wait(
-            lambda: len(self.events("CoordinatorListening")) > before, within_s=60, what="the coordinator"
-        )
+
+        def listens() -> bool:
+            if len(self.events("CoordinatorListening")) > before:
+                return True
+            assert process.poll() is None, f"the coordinator ended with {process.returncode}\n{self.logs()}"
+            return False
+
+        self.wait(listens, within_s=60, what="the coordinator")
         self.address = self.events("CoordinatorListening")[-1]["address"]
         return process
 

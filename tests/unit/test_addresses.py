@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,16 @@ def test_a_coordinator_on_loopback_keeps_the_engine_there() -> None:
     assert engine_address("127.0.0.1:7070", "", 0, "") == EngineAddress("127.0.0.1", 0, "127.0.0.1")
     assert engine_address("localhost:7070", "", 0, "").advertise == "127.0.0.1"
     assert engine_address("127.0.0.1:7070", "", 1, "", 2) == EngineAddress("127.0.0.1", 1, "127.0.0.1", 2)
+
+
+def test_an_interface_is_up_before_the_kernel_has_seen_its_carrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil's `isup` waits for the carrier; an address of an interface that was set up a moment ago is one."""
+    seen = {"wan0": "up,broadcast,multicast", "ifb0": "broadcast,noarp"}
+    stats = {name: SimpleNamespace(isup=False, flags=flags) for name, flags in seen.items()}
+    address = SimpleNamespace(family=socket.AF_INET, address="192.0.2.7")
+    monkeypatch.setattr(own_addresses.psutil, "net_if_stats", lambda: stats)
+    monkeypatch.setattr(own_addresses.psutil, "net_if_addrs", lambda: {name: [address] for name in seen})
+    assert own_addresses.interface_addresses() == {"wan0": ("192.0.2.7",)}
 
 
 def test_elsewhere_it_listens_everywhere_and_advertises_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

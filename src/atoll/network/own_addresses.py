@@ -19,8 +19,15 @@ _OUTSIDE = ("192.0.2.1", "2001:db8::1")
 
 
 def interface_addresses() -> Mapping[str, tuple[str, ...]]:
-    """By interface that is up, its addresses, IPv4 first; none that only holds on its own link."""
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    """By interface that is up, its addresses, IPv4 first; none that only holds on its own link.
+
+    Up as its owner has set it: `isup` also wants a carrier, which the kernel may report a second after.
+    """
+    up = {
+        name
+        for name, stats in psutil.net_if_stats().items()
+        if stats.isup or "up" in stats.flags.split(",")
+    }
     return {
         name: tuple(
             each.address
