@@ -24,9 +24,7 @@ def interface_addresses() -> Mapping[str, tuple[str, ...]]:
     Up as its owner has set it: `isup` also wants a carrier, which the kernel may report a second after.
     """
     up = {
-        name
-        for name, stats in psutil.net_if_stats().items()
-        if stats.isup or "up" in stats.flags.split(",")
+        name for name, stats in psutil.net_if_stats().items() if stats.isup or "up" in stats.flags.split(",")
     }
     return {
         name: tuple(
