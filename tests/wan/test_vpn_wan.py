@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.wan, pytest.mark.timeout(300)]
 SITES = (HUB, "p1", "p2")
 CENTERS = {HUB: 1.0, "p1": 3.0, "p2": 8.0}
 NUMEL = 250_000
+PORT = 21_000
+"""Of a second VPN beside the first, and none that the kernel gives to outgoing connections."""
 NETWORK = {
     "sites": {
         HUB: {"up": "100mbit", "down": "100mbit"},
@@ -219,24 +221,26 @@ def test_the_engine_takes_the_faster_path_and_changes_over_when_its_rate_drops(
     with ElsewhereSwarm(network, tmp_path, start_peers=2, attempt_s=30.0, vote_s=30.0) as swarm:
         with VpnLab(network, tmp_path, swarm.run, sites, ElsewhereSwarm.port, "f") as vpn:
             inside_ports, outside_ports = (
-                ["udp", "--dport", "52000"],
+                ["udp", "--dport", str(PORT)],
                 ["tcp", "!", "--dport", str(swarm.port)],
             )
             lossy(network, ["p1"], "-A", outside_ports, "1.0")
-            for site in sites:
-                vpn.up(site, "--port", "52000")
-            vpn.wait_for_all()
-            vpn.wait(lambda: vpn.peers("p1")[HUB]["vpn_bytes_per_s"], 60, "p1 has measured")
-            vpn.wait(lambda: vpn.peers(HUB)["p1"]["vpn_bytes_per_s"], 60, "the hub has measured")
-            for site in sites:
-                hosts = f"{vpn.interfaces[site]},wan0"
-                more = ["--numel", 500_000, "--rounds", 10_000, "--round-s", 1.0, "--advertise", hosts]
-                swarm.quadratic(site, CENTERS[site], *more)
-            swarm.wait(lambda: len(commits_of(swarm)) >= 4, within_s=90, what="four rounds")
-            inside, direct = vpn.address(HUB), vpn.lab.public(HUB)
-            assert connected(vpn, "p1", inside) > 0
-            assert connected(vpn, "p1", direct, but=swarm.port) == 0
-            lossy(network, ["p1"], "-D", outside_ports, "1.0")
+            try:
+                for site in sites:
+                    vpn.up(site, "--port", str(PORT))
+                vpn.wait_for_all()
+                vpn.wait(lambda: vpn.peers("p1")[HUB]["vpn_bytes_per_s"], 60, "p1 has measured")
+                vpn.wait(lambda: vpn.peers(HUB)["p1"]["vpn_bytes_per_s"], 60, "the hub has measured")
+                for site in sites:
+                    hosts = f"{vpn.interfaces[site]},wan0"
+                    more = ["--numel", 500_000, "--rounds", 10_000, "--round-s", 1.0, "--advertise", hosts]
+                    swarm.quadratic(site, CENTERS[site], *more)
+                swarm.wait(lambda: len(commits_of(swarm)) >= 4, within_s=90, what="four rounds")
+                inside, direct = vpn.address(HUB), vpn.lab.public(HUB)
+                assert connected(vpn, "p1", inside) > 0
+                assert connected(vpn, "p1", direct, but=swarm.port) == 0
+            finally:
+                lossy(network, ["p1"], "-D", outside_ports, "1.0")
             lossy(network, sites, "-A", inside_ports, "0.1")
             begun_s = time.monotonic()
             try:
@@ -292,7 +296,7 @@ def test_a_run_with_an_authority_needs_the_token_once(vpn: VpnLab, tmp_path: Pat
     try:
         vpn.wait(lambda: "token to join" in said(), 60, "the coordinator")
         fingerprint = re.findall(r"sha256:[0-9a-f]{64}", said())[0]
-        options = ["--authority", fingerprint, "--port", "51900"]
+        options = ["--authority", fingerprint, "--port", str(PORT)]
         token = ["--token-file", str(out / "join.token")]
         with VpnLab(vpn.lab, tmp_path, "sealed", [HUB, "p1"], port, "s") as sealed:
             for site in (HUB, "p1"):
