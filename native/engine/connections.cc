@@ -70,8 +70,8 @@ void Connections::on_tick(Time now) {
   for (auto& [name, neighbour] : neighbours_) {
     watch_race(neighbour, now);
     watch_patience(neighbour, now);
-    watch_pace(neighbour, now);
   }
+  watch_paces(now);
 }
 
 bool Connections::has_timed_work() const {

@@ -68,6 +68,8 @@ class ConnectionsClient {
   virtual void on_unreached(const NodeName& node, const std::string& reason) = 0;
   // A running op has business with the node.
   virtual bool needs(const NodeName& node) const = 0;
+  // Of pieces: what running ops still owe the node, if anything of it can be sent now; else 0.
+  virtual std::uint64_t owed(const NodeName& node) const = 0;
 };
 
 struct ConnectionsOptions {
@@ -114,8 +116,8 @@ class Connections {
   Time last_received(const NodeName& node) const;
   // The smallest round trip that the system has seen on its links lately; 0 if unknown.
   Seconds round_trip(const NodeName& node) const;
-  // An op with the node has ended: what its links carried meanwhile sets how fast they send.
-  void op_ended(const NodeName& node);
+  // An op with these has ended: what their links carried meanwhile sets how fast they send.
+  void op_ended(const std::vector<NodeName>& nodes);
   // What want() was told last; 0 if nothing was.
   unsigned wanted(const NodeName& node) const;
   // Asks for a sign of life, and gives one, unless bytes have just moved both ways.
@@ -186,8 +188,10 @@ class Connections {
     std::string origin;          // the address from where the node last called us
     Time pinged_at{};
     Pace pace;
-    Time paced_at{};                  // when the pace was told last
     std::uint64_t delivered_bytes{};  // by all links that ever were
+    bool far = false;
+    bool shares_line = false;  // its share of the line is less than its own pace
+    double allowed = 0;        // to all its links, in bytes per second; 0: no limit
   };
 
   struct Pending {
@@ -246,9 +250,10 @@ class Connections {
                 const Status& status, const std::vector<Candidate>& found);
 
   // In pacing.cc: how fast links send.
+  void watch_paces(Time now);
+  Pace::Way tell_pace(Neighbour& neighbour, Time now);
+  void share_line();
   static void keep_pace(const Neighbour& neighbour);
-  static Seconds tell_pace(Neighbour& neighbour, Time now);
-  void watch_pace(Neighbour& neighbour, Time now);
 
   // In connections.cc: links.
   void on_link_event(Token token, std::uint32_t events);
@@ -283,6 +288,9 @@ class Connections {
   std::map<NodeName, Neighbour> neighbours_;
   std::unordered_map<Token, std::pair<Neighbour*, Slot*>> links_;
   std::set<Token> buffered_;  // links that may have bytes of which epoll does not tell
+  Pace line_;  // of all that goes to far nodes
+  std::uint64_t line_bytes_ = 0;
+  Time paced_at_{};  // when paces were told last
   Bucket up_;
   Bucket down_;
   NodeName last_served_;  // when the rate allowed no more: the others come first now

@@ -148,10 +148,12 @@ void Transfers::end(Transfer& transfer, bool ok, std::string reason, Edges broke
   transfer.report.links = transfer.rates.report(
       transfer.layout().self, Clock::now(),
       [&](std::uint32_t node) { return connections_.round_trip(transfer.name(node)); });
+  std::vector<NodeName> names;
   for (const Node& node : transfer.plan().nodes) {
-    connections_.op_ended(node.name);
+    names.push_back(node.name);
     connections_.for_each_link(node.name, [&](Link& link) { link.release(op); });
   }
+  connections_.op_ended(names);
   if (ok) {
     ended_well_[op] = transfer.layout().digest;
     if (ended_well_.size() > kRememberedEnds) ended_well_.erase(ended_well_.begin());

@@ -87,7 +87,9 @@ class OpBook {
   }
   // Owed and already there to be sent: only the other end or the link can be late.
   bool waits_for_ack_of(std::uint32_t node) const { return ledger_[node].ready > 0; }
-  bool owes(std::uint32_t node) const { return ledger_[node].owed > 0; }
+  // Pieces of which it has not said that it has them.
+  std::uint64_t owed(std::uint32_t node) const { return ledger_[node].owed; }
+  bool owes(std::uint32_t node) const { return owed(node) > 0; }
   // What is here, by input slot, and of finished chunks.
   bool has(std::uint32_t chunk, std::size_t slot) const { return chunks_[chunk].arrived[slot]; }
   bool has_finished(std::uint32_t chunk) const { return chunks_[chunk].finished; }

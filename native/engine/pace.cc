@@ -1,6 +1,7 @@
 #include "engine/pace.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace atoll_core::engine {
 namespace {
@@ -19,24 +20,40 @@ constexpr Seconds kJudgedAtLeast{0.15};
 // After it has grown, answers are to older packets for so long.
 constexpr double kSettling = 2;
 
-}  // namespace
-
-bool Pace::carried(std::uint64_t bytes, Time now, const Way& way) {
-  keep(bytes, now);
-  if (now < judged_from_) return false;
-  if (judged_.at == Time{}) judged_ = {now, bytes};
-  const Seconds took = now - judged_.at;
-  if (took < std::max(kJudgedRoundTrips * way.round_trip, kJudgedAtLeast)) return false;
-  const double rate = static_cast<double>(bytes - judged_.bytes) / took.count();
-  judged_ = {now, bytes};
-  if (limit_ <= 0 || way.queued || rate < kReached * limit_) return false;
-  limit_ *= kGrowth;
-  judged_ = {};
-  judged_from_ = now + to_duration(kSettling * way.round_trip);
-  return true;
+Seconds judged_after(Seconds round_trip) {
+  return std::max(kJudgedRoundTrips * round_trip, kJudgedAtLeast);
 }
 
-void Pace::keep(std::uint64_t bytes, Time now) {
+}  // namespace
+
+bool Pace::held_back(std::uint64_t bytes, Time now, const Way& way, double allowed) {
+  const Seconds since_told = now - std::exchange(told_at_, now);
+  if (now < judged_from_) return false;
+  if (judged_.at == Time{} || allowed <= 0) {
+    judged_ = {now, bytes};
+    allowed_bytes_ = 0;
+    return false;
+  }
+  allowed_bytes_ += allowed * since_told.count();
+  if (Seconds(now - judged_.at) < judged_after(way.round_trip)) return false;
+  const auto carried = static_cast<double>(bytes - judged_.bytes);
+  const bool all = !way.queued && carried >= kReached * allowed_bytes_;
+  judged_ = {now, bytes};
+  allowed_bytes_ = 0;
+  if (all) {
+    judged_ = {};
+    judged_from_ = now + to_duration(kSettling * way.round_trip);
+  }
+  return all;
+}
+
+void Pace::grow(Time now, Seconds round_trip) {
+  if (now < grows_from_) return;
+  limit_ *= kGrowth;
+  grows_from_ = now + to_duration(kSettling * round_trip + judged_after(round_trip));
+}
+
+void Pace::saw(std::uint64_t bytes, Time now) {
   if (!samples_.empty() && now - samples_.back().at < spacing_) return;
   samples_.push_back({now, bytes});
   if (samples_.size() < kMostSamples) return;
@@ -67,7 +84,7 @@ void Pace::op_ended(Seconds round_trip) {
   samples_.clear();
   spacing_ = {};
   judged_ = {};
-  judged_from_ = {};
+  judged_from_ = grows_from_ = {};
   if (rate <= 0) return;
   seen_[next_] = rate;
   next_ = (next_ + 1) % seen_.size();

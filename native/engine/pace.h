@@ -1,5 +1,5 @@
-// How fast the links to one node may send, all together: what they were seen to carry, and a
-// little more. A sender that does not know the rate of a long way fills its queue until packets
+// How fast the links to one node may send, all together, or those to all far nodes: what they were
+// seen to carry, and a little more. A sender that does not know the rate of a long way fills its queue until packets
 // are lost, again and again; one that keeps to it loses little.
 //
 // What counts is the third of an op's bytes that went fastest. The average of all has the first
@@ -7,12 +7,12 @@
 // time as short as a round trip, however, answers that come late and together look like a faster way.
 //
 // A way that was bad when it was measured, and is well again, is found out while an op runs: if for
-// some round trips the links carry all that the pace allows, and no queue builds, the pace grows.
+// some round trips the links carry all that they were allowed, and no queue builds, it grows.
 //
 // Losses do not count: where packets are lost at random, many links that keep to their share of
 // the way's rate hardly notice, while one that runs ahead is thrown back by each.
 //
-// Owner: a Neighbour of Connections. Threads: the loop's. Failure: none; too little says nothing.
+// Owner: Connections, or one of its Neighbours. Threads: the loop's. Failure: none; too little says nothing.
 #pragma once
 
 #include <array>
@@ -37,8 +37,13 @@ class Pace {
   };
 
   // The links have carried so much by now, all together since they are there. Told several times
-  // in a round trip, while an op runs. Whether the pace has grown.
-  bool carried(std::uint64_t bytes, Time now, const Way& way);
+  // in a round trip, while an op runs.
+  void saw(std::uint64_t bytes, Time now);
+  // Likewise: whether they carried all that they were allowed since the last call (bytes per second;
+  // 0: no limit), for some round trips, and could more. Then whatever set that may grow.
+  bool held_back(std::uint64_t bytes, Time now, const Way& way, double allowed);
+  // Not again before its effect can be seen.
+  void grow(Time now, Seconds round_trip);
   // What the op saw counts from now on.
   void op_ended(Seconds round_trip);
 
@@ -51,14 +56,16 @@ class Pace {
     std::uint64_t bytes = 0;
   };
 
-  void keep(std::uint64_t bytes, Time now);
   // Of the fastest part, in bytes per second; 0 if it was too short to tell.
   double best(Seconds round_trip) const;
 
   std::vector<Sample> samples_;  // of this op, at least `spacing_` apart
   Clock::duration spacing_{};
-  Sample judged_;  // since when it is looked whether the pace holds the op back; `at` 0: not yet
+  Sample judged_;  // since when it is looked whether the op is held back; `at` 0: not yet
+  double allowed_bytes_ = 0;  // since then
+  Time told_at_{};
   Time judged_from_{};
+  Time grows_from_{};
   std::array<double, 8> seen_{};  // of the last ops: one that was slowed by other things says little
   std::size_t next_ = 0;
   double limit_ = 0;

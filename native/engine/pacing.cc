@@ -1,14 +1,23 @@
 // How fast links send.
+//
+// What a node sends to several others shares one line, and each of those pairs sees only what it got
+// of it: if all kept to the best that they ever saw, they would overflow the line together. So the
+// line has a pace too, of all that goes to far nodes, and is shared out by what is still owed to
+// each: then all are done together, and who is done early leaves the rest to the others.
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "engine/connections.h"
+#include "engine/line.h"
 #include "engine/tcp_info.h"
 
 namespace atoll_core::engine {
 namespace {
 
 constexpr Clock::duration kTellEvery = std::chrono::milliseconds(25);
-constexpr double kQueued = 1.1;  // of the least round trip
+constexpr double kQueued = 1.1;   // of the least round trip
+constexpr double kNoted = 0.02;  // so little more or less is not worth a system call for each link
 
 Seconds smaller(Seconds a, Seconds b) {
   if (a == Seconds(0) || b == Seconds(0)) return std::max(a, b);  // one is unknown
@@ -26,42 +35,81 @@ Seconds Connections::round_trip(const NodeName& node) const {
   return least;
 }
 
-void Connections::watch_pace(Neighbour& neighbour, Time now) {
-  const bool due = !neighbour.links.empty() && now - neighbour.paced_at >= kTellEvery;
-  if (due && client_->needs(neighbour.name)) tell_pace(neighbour, now);
+void Connections::watch_paces(Time now) {
+  if (now - paced_at_ < kTellEvery) return;
+  paced_at_ = now;
+  bool any = false;
+  for (auto& [name, neighbour] : neighbours_) {
+    if (neighbour.links.empty() || !client_->needs(name)) continue;
+    any = true;
+    const Pace::Way way = tell_pace(neighbour, now);
+    if (way.round_trip < kLongWay ||
+        !neighbour.pace.held_back(neighbour.delivered_bytes, now, way, neighbour.allowed))
+      continue;
+    (neighbour.shares_line ? line_ : neighbour.pace).grow(now, way.round_trip);
+  }
+  if (!any) return;
+  line_.saw(line_bytes_, now);
+  share_line();
 }
 
-Seconds Connections::tell_pace(Neighbour& neighbour, Time now) {
-  Seconds round_trip{0}, present{0};
+Pace::Way Connections::tell_pace(Neighbour& neighbour, Time now) {
+  Seconds least{0}, present{0};
+  std::uint64_t delivered_bytes = 0;
   for (const auto& slot : neighbour.links) {
     const TcpFacts facts = tcp_facts(slot->link.fd());
-    neighbour.delivered_bytes += facts.delivered_bytes - slot->delivered_bytes;
+    delivered_bytes += facts.delivered_bytes - slot->delivered_bytes;
     slot->delivered_bytes = facts.delivered_bytes;
-    round_trip = smaller(round_trip, facts.least_round_trip);
+    least = smaller(least, facts.least_round_trip);
     present = smaller(present, facts.round_trip);
   }
-  neighbour.paced_at = now;
-  if (round_trip < kLongWay) return round_trip;
-  const bool grown = neighbour.pace.carried(neighbour.delivered_bytes, now,
-                                            {round_trip, present > kQueued * round_trip});
-  if (grown) keep_pace(neighbour);
-  return round_trip;
+  neighbour.delivered_bytes += delivered_bytes;
+  neighbour.far = least >= kLongWay;
+  if (neighbour.far) {
+    line_bytes_ += delivered_bytes;
+    neighbour.pace.saw(neighbour.delivered_bytes, now);
+  }
+  return {least, present > kQueued * least};
 }
 
-void Connections::op_ended(const NodeName& node) {
-  const auto at = neighbours_.find(node);
-  if (at == neighbours_.end() || at->second.links.empty()) return;
-  at->second.pace.op_ended(tell_pace(at->second, Clock::now()));
-  keep_pace(at->second);
+void Connections::op_ended(const std::vector<NodeName>& nodes) {
+  const Time now = Clock::now();
+  Seconds longest{0};
+  for (const NodeName& node : nodes) {
+    const auto at = neighbours_.find(node);
+    if (at == neighbours_.end() || at->second.links.empty()) continue;
+    const Pace::Way way = tell_pace(at->second, now);
+    at->second.pace.op_ended(way.round_trip);
+    if (at->second.far) longest = std::max(longest, way.round_trip);
+  }
+  line_.saw(line_bytes_, now);
+  line_.op_ended(longest);
+  share_line();
 }
 
-// Whoever is done with a chunk takes the next one: so all can have the same share.
+void Connections::share_line() {
+  std::vector<Claim> claims;
+  for (auto& [name, neighbour] : neighbours_) {
+    const bool sends = neighbour.far && !neighbour.links.empty();
+    const std::uint64_t owed = sends ? client_->owed(name) : 0;
+    claims.push_back({.owed = static_cast<double>(owed), .own = neighbour.pace.bytes_per_s()});
+  }
+  share_out(line_.bytes_per_s(), claims);
+  std::size_t at = 0;
+  for (auto& [name, neighbour] : neighbours_) {
+    const Claim& claim = claims[at++];
+    neighbour.shares_line = claim.by_the_line;
+    const double before = std::exchange(neighbour.allowed, claim.allowed);
+    if (std::abs(claim.allowed - before) > kNoted * before) keep_pace(neighbour);
+  }
+}
+
+// Whoever is done with a chunk takes the next one: so all links can have the same share.
 void Connections::keep_pace(const Neighbour& neighbour) {
   const auto num_links = static_cast<double>(neighbour.links.size());
   for (const auto& slot : neighbour.links) {
     const int fd = slot->link.fd();
-    if (tcp_facts(fd).least_round_trip >= kLongWay)
-      set_pace(fd, neighbour.pace.bytes_per_s() / num_links);
+    if (tcp_facts(fd).least_round_trip >= kLongWay) set_pace(fd, neighbour.allowed / num_links);
   }
 }
 

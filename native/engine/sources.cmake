@@ -9,6 +9,7 @@ set(ATOLL_ENGINE_SOURCES
     native/engine/hellos.cc
     native/engine/ids.cc
     native/engine/kept.cc
+    native/engine/line.cc
     native/engine/link.cc
     native/engine/look_ups.cc
     native/engine/loop.cc

@@ -300,6 +300,15 @@ bool Transfers::needs(const NodeName& node) const {
   return probes_.needs(node) || reaching_.needs(node) || !waiting_for(node).empty();
 }
 
+std::uint64_t Transfers::owed(const NodeName& node) const {
+  std::uint64_t pieces = 0;
+  for (const auto& [op, transfer] : running_) {
+    const auto index = transfer->index_of(node);
+    if (index && transfer->book().waits_for_ack_of(*index)) pieces += transfer->book().owed(*index);
+  }
+  return pieces;
+}
+
 void Transfers::on_link_up(Link& link, std::size_t hello_sent, std::size_t hello_received) {
   const std::vector<Transfer*> waiting = waiting_for(link.remote());
   if (waiting.empty()) return;

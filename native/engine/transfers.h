@@ -45,6 +45,7 @@ class Transfers final : public LinkClient, public ConnectionsClient {
   void on_reached(const NodeName& node, const std::string& where) override;
   void on_unreached(const NodeName& node, const std::string& reason) override;
   bool needs(const NodeName& node) const override;
+  std::uint64_t owed(const NodeName& node) const override;
 
  private:
   using Edges = std::vector<std::pair<std::uint32_t, std::uint32_t>>;

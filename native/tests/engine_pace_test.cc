@@ -25,8 +25,11 @@ class Way {
     const double begun = now_;
     double rate = std::min(1e6, bytes_per_s_), queue = 0;
     for (double left = bytes; left > 0; left -= rate * every.count()) {
-      pace.carried(static_cast<std::uint64_t>(carried_), at(now_),
-                   {kRoundTrip, queue > 0.1 * kRoundTrip.count() * bytes_per_s_});
+      const auto carried = static_cast<std::uint64_t>(carried_);
+      pace.saw(carried, at(now_));
+      const bool queued = queue > 0.1 * kRoundTrip.count() * bytes_per_s_;
+      if (pace.held_back(carried, at(now_), {kRoundTrip, queued}, pace.bytes_per_s()))
+        pace.grow(at(now_), kRoundTrip);
       const double limit = pace.bytes_per_s() > 0 ? pace.bytes_per_s() : 1e12;
       now_ += every.count();
       carried_ += std::min(left, rate * every.count());
@@ -35,7 +38,7 @@ class Way {
       rate = std::min(sent, bytes_per_s_);
     }
     const double took = now_ - begun;
-    pace.carried(static_cast<std::uint64_t>(carried_), at(now_), {kRoundTrip, queue > 0});
+    pace.saw(static_cast<std::uint64_t>(carried_), at(now_));
     pace.op_ended(kRoundTrip);
     now_ += 60.0;
     return took;
@@ -115,8 +118,7 @@ void a_pause_in_an_op_is_not_the_way_s() {
   double carried = 0;
   for (int i = 0; i <= 200; ++i) {
     const double now = 1.0 + 0.025 * i + (i > 100 ? 30.0 : 0.0);  // others were late
-    pace.carried(static_cast<std::uint64_t>(carried), Time{} + to_duration(Seconds(now)),
-                 {kRoundTrip, true});
+    pace.saw(static_cast<std::uint64_t>(carried), Time{} + to_duration(Seconds(now)));
     carried += 0.025 * kWay;
   }
   pace.op_ended(kRoundTrip);
@@ -138,8 +140,7 @@ void answers_that_come_together_are_no_faster_way(unsigned seed) {
   for (int i = 0; i < 80; ++i) {
     const double now = 0.025 * i;
     heard = std::max(heard, kWay * std::max(0.0, now - late(random)));
-    pace.carried(static_cast<std::uint64_t>(heard), Time{} + to_duration(Seconds(1.0 + now)),
-                 {kRoundTrip, true});
+    pace.saw(static_cast<std::uint64_t>(heard), Time{} + to_duration(Seconds(1.0 + now)));
   }
   pace.op_ended(kRoundTrip);
   CHECK(pace.bytes_per_s() >= kWay && pace.bytes_per_s() <= 1.25 * kWay);
