@@ -1,11 +1,11 @@
 """The engine on emulated wide-area networks: seconds beside the bound of each network, and their ratio.
 
-Every site is a network namespace with its own processes (tools/wanlab; needs root). Variants of a case take turns;
-those with a number of connections have processes of their own, since connections that are there are used. A turn in
-which the emulator delivered a packet late, or the kernel dropped one, is void and taken again. A variant that is
-planned as an earlier one is not timed twice, one that is predicted to be far slower once. Bounds and networks
-are in wan_cases.py: 2V(N-1)/(N b 0.965) + 1 round trip where all sites are alike. TCP is CUBIC with the buffers of an
-untouched server, unless --cc and --bufs say otherwise.
+Every site is a network namespace with its own processes (tools/wanlab; needs root). Each variant of a case has
+processes of its own, as a run has one plan for long: connections, and what they learned, are used again. Rivals take
+turns with the first one. A turn in which the emulator delivered a packet late, or the kernel dropped one, is void and
+taken again. A variant that is planned as an earlier one is not timed twice, one that is predicted to be far slower
+once. Bounds and networks are in wan_cases.py: 2V(N-1)/(N b 0.965) + 1 round trip where all sites are alike. TCP is
+CUBIC with the buffers of an untouched server, unless --cc and --bufs say otherwise.
 
     python benchmarks/wan.py                    all cases (about half an hour)
     python benchmarks/wan.py --only two four    some
@@ -50,8 +50,8 @@ LATE_MS = 5.0
 MAX_VOID = 6
 """Void turns of one variant, then the machine is too busy for this case."""
 WARM_TURNS = 4
-"""Of a crew, checks included, before those that count: the engines learn what the way carries, and TCP gets over its
-first overshoot. That is the links', whoever's turn it is."""
+"""Before those that count, beside the one that is checked: the engines learn what the way carries, and TCP gets over
+its first overshoot."""
 SLOW = 2.0
 """Of a variant that is predicted to take so many times as long as the best, the turn that checks it is all."""
 IDLE_S = 60.0
@@ -136,27 +136,33 @@ def crew_in(case: Case, options: argparse.Namespace, rivals: Sequence[str]) -> I
 
 def measure(name: str, case: Case, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One record for each variant, warm, and after idling where the case asks for it; and for each rival."""
-    crews: dict[int, list[Variant]] = {}
-    for variant in chosen_variants(case, options):
-        crews.setdefault(variant.connections, []).append(variant)
-    for number, variants in enumerate(crews.values()):
-        yield from measure_crew(name, case, variants, options, rivals=number == 0)
+    earlier: list[Contender] = []
+    for number, variant in enumerate(chosen_variants(case, options)):
+        yield from measure_variant(name, case, variant, options, earlier, rivals=number == 0)
 
 
-def measure_crew(
-    name: str, case: Case, variants: Sequence[Variant], options: argparse.Namespace, *, rivals: bool
+def measure_variant(
+    name: str,
+    case: Case,
+    variant: Variant,
+    options: argparse.Namespace,
+    earlier: list[Contender],
+    *,
+    rivals: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Variants that may share their connections, and the rivals among them."""
+    """With processes of its own, and the rivals among its turns; nothing if it is planned as one of the `earlier`."""
     codec, numel = options.codec or case.codec, options.numel or case.numel
     wire_bytes = Grid.of([numel]).wire_bytes(codec)
     with crew_in(case, options, options.compare if rivals else ()) as (lab, crew):
         bench = Bench(crew, random.Random(options.seed), () if options.learn else case.links)
         judge = Judge(bench, lab, options.late_ms)
         bench.fill(numel, options.seed)
-        idle = {variant.label for variant in variants if variant.idle and not options.no_idle}
-        contenders = [contender_of(bench, variant, codec, numel) for variant in variants]
-        if not options.learn:
-            contenders = distinct(contenders)
+        ours = contender_of(bench, variant, codec, numel)
+        if not options.learn and (twin := twin_of(ours, earlier)) is not None:
+            print(f"  {ours.name}: the same plan as {twin.name}", flush=True)
+            return
+        earlier.append(ours)
+        contenders = [ours]
         if rivals:
             contenders += [bench.rival(rival) for rival in options.compare]
         if rivals and options.bare:
@@ -164,11 +170,11 @@ def measure_crew(
             contenders.append(bench.sockets(f"bare sockets, {options.bare} conn", moved, options.bare))
         for contender in contenders:
             contender.checked = bench.turn(contender, check=True)
-            if is_slow(contender, contenders):
+            if is_slow(contender, earlier):
                 contender.turns = [contender.checked]
         quick = [each for each in contenders if not each.turns]
         order = random.Random(options.seed)
-        for _ in range(max(1, -(-(WARM_TURNS - len(contenders)) // len(quick)))):
+        for _ in range(WARM_TURNS):
             for contender in order.sample(quick, len(quick)):
                 bench.turn(contender)
         for _ in range(options.turns):
@@ -186,7 +192,7 @@ def measure_crew(
         }
         for contender in contenders:
             measured = [contender]
-            if contender.name in idle:
+            if contender is ours and variant.idle and not options.no_idle:
                 turns = judge.turns(contender, -(-options.turns // 3), IDLE_S)
                 measured.append(
                     replace(contender, name=f"{contender.name}, after {IDLE_S:g} s idle", turns=turns)
@@ -196,18 +202,10 @@ def measure_crew(
                     yield record_of(each, facts, judge.void.get(contender.name, 0))
 
 
-def distinct(contenders: Sequence[Contender]) -> list[Contender]:
-    """Without those that were planned exactly as an earlier one: said, not timed twice."""
-    kept: list[Contender] = []
-    for each in contenders:
-        twin = next(
-            (one for one in kept if each.choice and one.choice and is_same(each.choice, one.choice)), None
-        )
-        if twin is None:
-            kept.append(each)
-        else:
-            print(f"  {each.name}: the same plan as {twin.name}", flush=True)
-    return kept
+def twin_of(contender: Contender, earlier: Sequence[Contender]) -> Contender | None:
+    """An earlier one that was planned exactly so: it need not be timed twice."""
+    mine = contender.choice
+    return next((one for one in earlier if mine and one.choice and is_same(mine, one.choice)), None)
 
 
 def is_same(one: PlanChoice, other: PlanChoice) -> bool:
