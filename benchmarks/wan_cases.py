@@ -89,7 +89,7 @@ def slow_site() -> Case:
         text="3 sites of 200 Mbit/s and one of 50, 80 ms",
         network=sites(rates, rtt_ms=80),
         numel=40_000_000,
-        variants=(Variant("auto"), Variant("direct"), Variant("equal"), Variant("ring")),
+        variants=(Variant("auto", idle=True), *map(Variant, ("direct", "equal", "ring"))),
     )
 
 
@@ -104,7 +104,7 @@ def thin_link() -> Case:
         text="two regions of 3 sites (500 Mbit/s, 10 ms); 10 Mbit/s, 80 ms for each pair across",
         network=network,
         numel=20_000_000,
-        variants=tuple(Variant(name) for name in ("auto", "two-level", "direct", "ring")),
+        variants=(Variant("auto", idle=True), *map(Variant, ("two-level", "direct", "ring"))),
     )
 
 
@@ -135,6 +135,9 @@ CASES: dict[str, Case] = {
         200_000_000,
         codec="fp32",
         gso=True,
-        variants=(Variant("auto"), *(Variant("direct", connections) for connections in (8, 16, 32))),
+        variants=(
+            Variant("auto", idle=True),
+            *(Variant("direct", connections) for connections in (8, 16, 32)),
+        ),
     ),
 }

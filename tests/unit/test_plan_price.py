@@ -232,6 +232,14 @@ def test_chunks_are_smaller_on_slow_links_and_in_deep_trees() -> None:
     assert chunk_size(even(4, 125 * MB), lanes, V, 1, 16) == 128 << 10
 
 
+def test_the_chunks_of_all_connections_do_not_hold_up_a_slow_line() -> None:
+    """Twelve of 256 kB at once would take half a second of 50 Mbit/s before the first of them is there."""
+    lanes = [Lane(m) for m in names(4)]
+    assert chunk_size(even(4, 6.25 * MB), lanes, V, 1, 4) == 64 << 10
+    around = [Lane(names(4)[3], 1, (1, 2, 3, 3), (3, 0, 1, 3))]  # each sends to one
+    assert chunk_size(even(4, 6.25 * MB), around, V, 1, 4) == 256 << 10
+
+
 # ---- trees -----------------------------------------------------------------------------------------------
 
 

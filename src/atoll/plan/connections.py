@@ -9,6 +9,7 @@ packet slows one of them only; how many get lost is not known beforehand.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,6 +34,9 @@ MOST_PER_MEMBER = 512
 SMALLEST_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
 CHUNK_S = 0.05
 CHUNKS_PER_HOP = 8
+LINE_S = 0.25
+"""So long the chunks that are under way on one line at once may take, one on each connection: the first sum waits for
+about as much, and so does the end."""
 
 
 def streams(bytes_per_s: float, rtt_s: float, loss: float = 0.0, window_bytes: int = WINDOW_BYTES) -> int:
@@ -83,7 +87,7 @@ def chunk_size(
     links: Links | Lines, lanes: Sequence[Lane], wire_bytes: int, height: int, connections: int = 1
 ) -> int:
     """A power of two: so many chunks in a lane that its hops overlap and every connection has some, and none that
-    holds up a slow link for long."""
+    holds up a slow link for long, nor all connections of a member together its line."""
     if len(links) < 2 or not lanes:
         return LARGEST_CHUNK
     if isinstance(links, Lines):
@@ -91,6 +95,20 @@ def chunk_size(
     else:
         slowest = int(links.flow[links.usable].min(initial=np.iinfo(np.int64).max))
     per_lane = wire_bytes * max(lane.share for lane in lanes) / sum(lane.share for lane in lanes)
-    wanted = min(slowest * CHUNK_S, per_lane / (CHUNKS_PER_HOP * height * connections))
+    flows = connections * _most_partners(lanes, len(links))
+    wanted = min(
+        slowest * CHUNK_S, slowest * LINE_S / flows, per_lane / (CHUNKS_PER_HOP * height * connections)
+    )
     largest = 1 << max(0, int(wanted).bit_length() - 1)
     return min(max(largest, SMALLEST_CHUNK), LARGEST_CHUNK)
+
+
+def _most_partners(lanes: Sequence[Lane], num_members: int) -> int:
+    """To how many others one member sends at most; in a star the root sends to all."""
+    targets: set[tuple[int, int]] = set()
+    for lane in lanes:
+        if not lane.up or not lane.down:
+            return num_members - 1
+        targets |= {pair for pair in enumerate(lane.up) if pair[0] != pair[1]}
+        targets |= {(above, below) for below, above in enumerate(lane.down) if above != below}
+    return max(Counter(source for source, _ in targets).values(), default=1)
