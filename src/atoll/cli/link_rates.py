@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
-from atoll.config.rates import parse_rate
+from atoll.config.rates import Rate, parse_rate
 from atoll.config.schema import Section
 from atoll.errors import ConfigError
 from atoll.plan.links import DEFAULT_BYTES_PER_S, DEFAULT_RTT_S
@@ -21,14 +21,8 @@ _MOST_MS = 60_000.0
 class _Line(Section):
     """A peer's own line."""
 
-    up: str = ""
-    down: str = ""
-
-    @field_validator("up", "down")
-    @classmethod
-    def _is_a_rate(cls, value: str) -> str:
-        parse_rate(value)
-        return value
+    up: Rate = ""
+    down: Rate = ""
 
 
 class _Link(Section):
@@ -36,14 +30,8 @@ class _Link(Section):
 
     source: str
     target: str
-    rate: str = ""
+    rate: Rate = ""
     rtt_ms: Annotated[float, Field(gt=0, le=_MOST_MS)] | None = None
-
-    @field_validator("rate")
-    @classmethod
-    def _is_a_rate(cls, value: str) -> str:
-        parse_rate(value)
-        return value
 
 
 class _File(Section):

@@ -19,7 +19,7 @@ from atoll.errors import LocalError
 from atoll.network.chosen_paths import ordered
 from atoll.plan.chunks import chunk_table
 from atoll.plan.grid import Grid
-from atoll.plan.links import CROWD
+from atoll.plan.links import CROWD, carried_at_once
 from atoll.plan.routes import Part, Routing, routing_of
 from atoll.plan.trees import parents_of
 from atoll.values import Edge, LinkRate, NodeId, OpId, Plan, RankInfo, ReduceReport, TransferStats
@@ -299,8 +299,7 @@ def _edges(nodes: tuple[NodeId, ...], pairs: list[tuple[int, int]]) -> tuple[Edg
 
 
 def _links(nodes: tuple[NodeId, ...], rates: list[tuple[int, int, float, float]]) -> tuple[LinkRate, ...]:
-    """Rates between nodes as rates between peers: links to several ranks of one carry at once, and are added up. In a
-    crowd only the lines', with the longest round trip."""
+    """Rates between nodes as rates between peers. In a crowd only the lines', with the longest round trip."""
 
     def peer(index: int) -> str:
         return nodes[index].peer if index >= 0 else ""  # all others together
@@ -310,9 +309,6 @@ def _links(nodes: tuple[NodeId, ...], rates: list[tuple[int, int, float, float]]
         rates = [
             (source, target, rate, longest_s) for source, target, rate, _ in rates if min(source, target) < 0
         ]
-    links: dict[tuple[str, str], LinkRate] = {}
-    for source, target, rate, rtt_s in rates:
-        link = peer(source), peer(target)
-        other = links.get(link, LinkRate(*link, 0.0))
-        links[link] = LinkRate(*link, other.bytes_per_s + rate, max(other.rtt_s, rtt_s))
-    return tuple(links.values())
+    return carried_at_once(
+        LinkRate(peer(source), peer(target), rate, rtt_s) for source, target, rate, rtt_s in rates
+    )

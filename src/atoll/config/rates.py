@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]?)(bit|b)(?:/s|ps)", re.IGNORECASE)
@@ -23,3 +26,12 @@ def parse_rate(text: str) -> int:
     if bytes_per_s < 1:
         raise ValueError(f'{text!r} is below one byte per second; leave it empty for "no limit"')
     return bytes_per_s
+
+
+def _checked(text: str) -> str:
+    parse_rate(text)
+    return text
+
+
+Rate = Annotated[str, AfterValidator(_checked)]
+"""A setting that is a rate as people write it, kept as they wrote it; "" for none."""

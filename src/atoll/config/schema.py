@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from atoll.config.rates import parse_rate
+from atoll.config.rates import Rate
 from atoll.config.sizes import SIZES, ModelSize
 
 Topology = Literal["auto", "direct", "ring", "two-level"]
@@ -353,9 +353,9 @@ class NetSection(Section):
         Field(description='TCP connections between two peers; "auto": by rate and round trip'),
     ] = "auto"
     max_up: Annotated[
-        str, Field(description='the most this peer sends, e.g. "200 Mbit/s"; empty: no limit')
+        Rate, Field(description='the most this peer sends, e.g. "200 Mbit/s"; empty: no limit')
     ] = ""
-    max_down: Annotated[str, Field(description="the most it takes in; empty: no limit")] = ""
+    max_down: Annotated[Rate, Field(description="the most it takes in; empty: no limit")] = ""
     congestion: Annotated[
         str, Field(description='TCP congestion control of this peer, e.g. "bbr"; empty: the system\'s')
     ] = ""
@@ -371,12 +371,6 @@ class NetSection(Section):
     progress_timeout_s: Annotated[
         float, Field(gt=0, description="in an attempt, nothing heard for so long: the link is broken")
     ] = 5.0
-
-    @field_validator("max_up", "max_down")
-    @classmethod
-    def _is_a_rate(cls, value: str) -> str:
-        parse_rate(value)
-        return value
 
 
 class CheckpointSection(Section):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from atoll.values import LinkRate, ReduceReport, TransferStats
+from atoll.plan.links import carried_at_once
+from atoll.values import ReduceReport, TransferStats
 
 
 class FrozenRank(msgspec.Struct, frozen=True):
@@ -32,13 +33,6 @@ def report_of_peer(reports: Sequence[ReduceReport]) -> ReduceReport:
     # Who failed comes before those that gave up because of it.
     bad.sort(key=lambda each: (not each[1].broken, each[1].reason == "aborted"))
     failed = [f"rank {rank}: {each.reason}" for rank, each in bad]
-    links: dict[tuple[str, str], LinkRate] = {}
-    for link in (link for each in reports for link in each.stats.links):
-        other = links.get((link.source, link.target))
-        if other is not None:  # they carried it at the same time
-            rtt_s = min(link.rtt_s or other.rtt_s, other.rtt_s or link.rtt_s)
-            link = LinkRate(link.source, link.target, link.bytes_per_s + other.bytes_per_s, rtt_s)
-        links[link.source, link.target] = link
     return ReduceReport(
         ok=not failed,
         reason=failed[0] if failed else reports[0].reason,
@@ -48,7 +42,7 @@ def report_of_peer(reports: Sequence[ReduceReport]) -> ReduceReport:
             received_bytes=sum(each.stats.received_bytes for each in reports),
             wire_s=max(each.stats.wire_s for each in reports),
             encode_s=max(each.stats.encode_s for each in reports),
-            links=tuple(links.values()),
+            links=carried_at_once(link for each in reports for link in each.stats.links),
         ),
     )
 

@@ -7,7 +7,7 @@ defaults below; `assumed` says so in words.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -71,6 +71,18 @@ class Links:
         """What one flow alone could carry: its link and the access lines at its ends; 0 where unusable."""
         alone = np.minimum(self.rate, np.minimum(self.up[:, None], self.down[None, :]))
         return np.where(self.usable, alone, 0)
+
+
+def carried_at_once(seen: Iterable[LinkRate]) -> tuple[LinkRate, ...]:
+    """What several ranks saw of the same links, as one: rates add up; of round trips the shortest known counts, since
+    the others have queues in them."""
+    links: dict[tuple[str, str], LinkRate] = {}
+    for link in seen:
+        if (other := links.get((link.source, link.target))) is not None:
+            rtt_s = min(link.rtt_s or other.rtt_s, other.rtt_s or link.rtt_s)
+            link = LinkRate(link.source, link.target, link.bytes_per_s + other.bytes_per_s, rtt_s)
+        links[link.source, link.target] = link
+    return tuple(links.values())
 
 
 def without(links: Links, broken: Collection[Edge]) -> Links:
