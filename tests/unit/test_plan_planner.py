@@ -242,6 +242,22 @@ def test_flows_that_shared_a_line_are_not_taken_for_slow_links() -> None:
     assert links.assumed == ""
 
 
+@pytest.mark.parametrize("rates", [(500, 520, 480, 505), (10, 10.3, 9.8, 10.1)], ids=["loopback", "far"])
+def test_lines_that_differ_by_chance_have_equal_shares(rates: tuple[float, ...]) -> None:
+    lines = [LinkRate(a, "", rate * MB) for a, rate in zip(names(4), rates, strict=True)]
+    lines += [LinkRate("", a, rate * MB) for a, rate in zip(names(4), rates, strict=True)]
+
+    def shares(links: list[LinkRate]) -> set[int]:
+        lanes = choose(request(4, links=tuple(links), topology="direct")).lanes
+        return {lane.share for lane in lanes} if len(lanes) == 4 else set(range(4))
+
+    assert len(shares(lines)) == 1
+    slow = [
+        replace(line, bytes_per_s=line.bytes_per_s / 4) if line.source == "p0000" else line for line in lines
+    ]
+    assert len(shares(slow)) > 1
+
+
 def test_a_link_far_below_its_share_is_thin() -> None:
     rates = {(a, b): 30 * MB if (a < "p0002") == (b < "p0002") else MB for a in names(4) for b in names(4)}
     links = measured_links(names(4), [LinkRate(a, b, rate) for (a, b), rate in rates.items() if a != b])

@@ -24,6 +24,12 @@ _FEW_BITS, _MOST_AT_FEW_BITS = 8, 3
 _CODEBOOK_BITS = 3
 
 
+CLEARLY, CLEARLY_S = 0.95, 0.05
+"""Other lanes than direct ones, and other shares than equal ones, are taken if they need at most this part of the time,
+and save so many seconds: what is measured where everything is fast is mostly chance.
+"""
+
+
 class Task(Struct, frozen=True):
     """What is to be reduced over which links: `contributors` are names, `wire_bytes` one encoded vector.
     `num_connections` join two members, 0: the planner's choice."""
@@ -60,6 +66,10 @@ def most_re_encodings(codec: str) -> int | None:
     return _MOST_AT_FEW_BITS if bits >= _CODEBOOK_BITS else 0
 
 
+def is_clearly_faster(one: Candidate, other: Candidate) -> bool:
+    return one.price.seconds <= min(CLEARLY * other.price.seconds, other.price.seconds - CLEARLY_S)
+
+
 def candidate(task: Task, topology: str, lanes: tuple[Lane, ...], chunk_bytes: int = 0) -> Candidate:
     """Priced, with chunks of `chunk_bytes` (0: of the size that suits these lanes)."""
     height = max((Tree.of(lane, task.links.members).height for lane in lanes if lane.up), default=1)
@@ -77,13 +87,15 @@ def candidate(task: Task, topology: str, lanes: tuple[Lane, ...], chunk_bytes: i
 
 
 def direct(task: Task) -> Candidate:
-    """Stars, with equal shares, or by the members' lines, or, where single links are the limit, by those."""
-    equal, by_lines = equal_lanes(task.links), fitted_lanes(task.links, task.contributes)
+    """Stars, with equal shares or, if those are clearly faster, by the members' lines, or, where single links are the
+    limit, by those."""
+    equal = equal_lanes(task.links)
     if not equal:
         return Candidate("direct", why_not="nobody reaches all others")
-    even = len(by_lines) == len(equal) and len({lane.share for lane in by_lines}) == 1
-    found = [candidate(task, "direct", lanes) for lanes in ((equal,) if even else (equal, by_lines))]
-    best = min(found, key=lambda each: each.price.seconds)
+    best = candidate(task, "direct", equal)
+    by_lines = candidate(task, "direct", fitted_lanes(task.links, task.contributes))
+    if is_clearly_faster(by_lines, best):
+        best = by_lines
     if best.price.bottleneck.startswith("the link") and 2 < len(equal) <= CROWD:
         by_links = candidate(task, "direct", _balanced(task, equal))
         best = min(best, by_links, key=lambda each: each.price.seconds)

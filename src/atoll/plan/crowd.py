@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from atoll.plan.candidates import Candidate
+from atoll.plan.candidates import Candidate, is_clearly_faster
 from atoll.plan.connections import chunk_size, connections_for, start_seconds
 from atoll.plan.grid import Int64s
 from atoll.plan.lanes import equal_lanes, fitted_lanes
@@ -34,11 +34,10 @@ class CrowdTask(Struct, frozen=True):
 
 
 def crowd_direct(task: CrowdTask) -> Candidate:
-    """Stars with equal shares, or by the members' lines, whichever are faster."""
-    equal, by_lines = equal_lanes(task.lines), fitted_lanes(task.lines, task.contributes)
-    even = len(by_lines) == len(equal) and len({lane.share for lane in by_lines}) == 1
-    found = [crowd_candidate(task, lanes) for lanes in ((equal,) if even else (equal, by_lines))]
-    return min(found, key=lambda each: each.price.seconds)
+    """Stars with equal shares, or by the members' lines if those are clearly faster."""
+    equal = crowd_candidate(task, equal_lanes(task.lines))
+    by_lines = crowd_candidate(task, fitted_lanes(task.lines, task.contributes))
+    return by_lines if is_clearly_faster(by_lines, equal) else equal
 
 
 def crowd_candidate(task: CrowdTask, lanes: Sequence[Lane], chunk_bytes: int = 0) -> Candidate:

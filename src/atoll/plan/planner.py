@@ -17,6 +17,7 @@ from atoll.plan.candidates import (
     Candidate,
     Task,
     candidate,
+    is_clearly_faster,
     most_re_encodings,
 )
 from atoll.plan.connections import chunk_size, connections
@@ -26,11 +27,6 @@ from atoll.plan.links import CROWD, Lines, Links, measured_lines, measured_links
 from atoll.plan.price import contributing, loads
 from atoll.plan.relays import whom_to_drop
 from atoll.values import Lane, PlanChoice, PlanRequest
-
-CLEARLY, CLEARLY_S = 0.95, 0.05
-"""Other lanes than direct ones are taken if they need at most this part of the time, and save so many seconds: what
-is measured where everything is fast is mostly chance.
-"""
 
 
 def choose(request: PlanRequest) -> PlanChoice:
@@ -149,8 +145,7 @@ def _best(found: Sequence[Candidate], topology: str) -> Candidate:
         return able[0]
     fastest = min(able, key=lambda each: each.price.seconds)
     direct = next((each for each in able if each.topology == "direct"), fastest)
-    enough_s = min(CLEARLY * direct.price.seconds, direct.price.seconds - CLEARLY_S)
-    return fastest if fastest.price.seconds <= enough_s else direct
+    return fastest if is_clearly_faster(fastest, direct) else direct
 
 
 def _connections(task: Task, best: Candidate) -> int:
