@@ -10,6 +10,7 @@ CUBIC with the buffers of an untouched server, unless --cc and --bufs say otherw
     python benchmarks/wan.py                    all cases (about half an hour)
     python benchmarks/wan.py --only two four    some
     python benchmarks/wan.py --only loss --turns 1 --connections 8 --record
+    python benchmarks/wan.py --only two --tls FOLDER    plain and TLS by turns
     python benchmarks/wan.py --table            write the table in docs/benchmarks.md anew, from the record
 """
 
@@ -36,6 +37,7 @@ from wanlab import Lab  # noqa: E402
 
 from atoll.cli.bench.crew import Crew, Spawned  # noqa: E402
 from atoll.cli.bench.measure import Bench, Contender, Turn  # noqa: E402
+from atoll.cli.bench.options import read_tls  # noqa: E402
 from atoll.cli.bench.plans import TOPOLOGIES, Recipe  # noqa: E402
 from atoll.cli.bench.report import table_of  # noqa: E402
 from atoll.plan.grid import Grid  # noqa: E402
@@ -129,7 +131,7 @@ def crew_in(case: Case, options: argparse.Namespace, rivals: Sequence[str]) -> I
             )
             for site in case.network["sites"]
         ]
-        crew = Crew(seats)
+        crew = Crew(seats, read_tls(options.tls, None))
         crew.meet(rivals)
         yield lab, crew
 
@@ -163,6 +165,8 @@ def measure_variant(
             return
         earlier.append(ours)
         contenders = [ours]
+        if options.tls:
+            contenders.append(contender_of(bench, variant, codec, numel, tls=True))
         if rivals:
             contenders += [bench.rival(rival) for rival in options.compare]
         if rivals and options.bare:
@@ -240,9 +244,9 @@ def chosen_variants(case: Case, options: argparse.Namespace) -> list[Variant]:
     return list(case.variants)
 
 
-def contender_of(bench: Bench, variant: Variant, codec: str, numel: int) -> Contender:
-    recipe = Recipe(codec, variant.topology, variant.connections, variant.chunk_kb * 1024)
-    contender = bench.ours(variant.label, recipe, numel)
+def contender_of(bench: Bench, variant: Variant, codec: str, numel: int, *, tls: bool = False) -> Contender:
+    recipe = Recipe(codec, variant.topology, variant.connections, variant.chunk_kb * 1024, tls)
+    contender = bench.ours(variant.label + ", tls" * tls, recipe, numel)
     contender.choice = bench.choose(recipe, numel)
     return contender
 
@@ -342,6 +346,7 @@ def arguments() -> argparse.Namespace:
         action="store_true",
         help="plan from the rates that the engines saw, not from the true ones",
     )
+    parser.add_argument("--tls", type=Path, metavar="FOLDER", help="each variant over TLS too, by turns")
     parser.add_argument("--no-idle", action="store_true", help="leave out the turns after 60 s idle")
     parser.add_argument("--cc", default="cubic")
     parser.add_argument("--bufs", default="stock", choices=["stock", "tuned"])
