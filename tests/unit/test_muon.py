@@ -252,6 +252,7 @@ def _rank(rank: int, folder: str) -> None:
             torch.save(whole, os.path.join(folder, "whole.pt"))
     finally:
         dist.destroy_process_group()
+    os._exit(0)  # a thread of torch's may still run, and std::terminate ends who leaves the usual way
 
 
 def train_sharded(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
