@@ -1,6 +1,6 @@
 // How fast the links to one node may send, all together, or those to all far nodes: what they were
-// seen to carry, and a little more. A sender that does not know the rate of a long way fills its queue until packets
-// are lost, again and again; one that keeps to it loses little.
+// seen to carry, and a little more. A sender that does not know the rate of a long way fills its
+// queue until packets are lost, again and again; one that keeps to it loses little.
 //
 // What counts is the third of an op's bytes that went fastest. The average of all has the first
 // round trips in it, in which TCP only begins: a limit made of that is met, and never grows. In a
@@ -12,7 +12,8 @@
 // Losses do not count: where packets are lost at random, many links that keep to their share of
 // the way's rate hardly notice, while one that runs ahead is thrown back by each.
 //
-// Owner: Connections, or one of its Neighbours. Threads: the loop's. Failure: none; too little says nothing.
+// Owner: Connections, or one of its Neighbours. Threads: the loop's. Failure: none; too little says
+// nothing.
 #pragma once
 
 #include <array>
