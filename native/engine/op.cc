@@ -17,7 +17,21 @@ std::optional<std::uint32_t> find(const std::vector<std::uint32_t>& nodes, std::
 
 OpBook::OpBook(const Plan& plan, const Layout& layout)
     : plan_(plan), layout_(layout), ledger_(plan.nodes.size()), chunks_(plan.chunk_lanes.size()) {
-  for (std::uint32_t c = 0; c < chunks_.size(); ++c) open(c);
+  for (const std::uint32_t chunk : sending_order()) open(chunk);
+}
+
+std::vector<std::uint32_t> OpBook::sending_order() const {
+  std::vector<std::uint32_t> order(chunks_.size()), turn(chunks_.size());
+  std::vector<std::uint32_t> taken(plan_.lanes.size(), 0);
+  for (std::uint32_t c = 0; c < order.size(); ++c) {
+    order[c] = c;
+    turn[c] = taken[static_cast<std::size_t>(plan_.chunk_lanes[c])]++;
+  }
+  std::ranges::stable_sort(order, [&](std::uint32_t one, std::uint32_t other) {
+    const std::uint32_t hops = station(one).hops, other_hops = station(other).hops;
+    return hops != other_hops ? hops > other_hops : turn[one] < turn[other];
+  });
+  return order;
 }
 
 void OpBook::open(std::uint32_t index) {

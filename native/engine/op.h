@@ -62,7 +62,8 @@ class OpBook {
 
   // ---- what goes out ----
   // Takes the next piece for `to`, contributions first: they let others work, while finished chunks
-  // are the end.
+  // are the end. Of this node's own, those with the longest way to go are first, and lanes take
+  // turns: whoever passes them on over a thin link can fill that soon.
   std::optional<Piece> next(std::uint32_t to);
   // Something for `to` waits to be taken.
   bool has_next(std::uint32_t to) const;
@@ -114,6 +115,8 @@ class OpBook {
     std::vector<bool> acked_down;  // by slot of `below`
   };
 
+  // All chunks, in the order in which this node's own contributions go out.
+  std::vector<std::uint32_t> sending_order() const;
   void open(std::uint32_t index);
   void mark_arrived(std::uint32_t from, Piece piece);
   // What goes up exists now.

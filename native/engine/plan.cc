@@ -266,7 +266,10 @@ Station station_of(const Plan& plan, const Lane& lane, std::uint32_t self) {
   station.inputs = way.inputs(self);
   station.is_root = lane.root == self;
   station.finished_key = way.key(lane.root);
-  if (!station.is_root && !station.inputs.empty()) station.parent = lane.up[self];
+  if (!station.is_root && !station.inputs.empty()) {
+    station.parent = lane.up[self];
+    for (std::uint32_t at = self; at != lane.root; at = lane.up[at]) ++station.hops;
+  }
   if (!station.is_root) station.feeder = lane.down[self];
   for (std::uint32_t node = 0; node < lane.down.size(); ++node) {
     if (node != lane.root && lane.down[node] == self) station.below.push_back(node);

@@ -79,6 +79,7 @@ struct Station {
                                      // outside
   std::vector<std::uint32_t> below;  // get the finished bytes from this node
   ContentKey finished_key = 0;
+  std::uint32_t hops = 0;  // from here up to the root; 0: the root, or nothing goes up from here
   bool is_root = false;
 
   // Without business in the lane: it neither needs nor waits for anything.

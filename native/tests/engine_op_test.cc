@@ -316,6 +316,26 @@ void contributions_go_before_finished_chunks() {
   CHECK((book.next(2) == Piece{Phase::kFinished, 0}));
 }
 
+// Node 1 passes on what 2 sends in lanes 1 and 2, over links that may be thin; of lane 0 it is the
+// root.
+void the_longest_way_goes_first_and_lanes_take_turns() {
+  Plan plan;
+  for (const char* name : {"a", "b", "c"}) plan.nodes.push_back({{name, 0}, "h", 1});
+  const Lane near = star(1, {0, 1, 2}, {1, 1, 1}, {0, 2}, 3);
+  Lane far = star(0, {0, 1, 2}, {1, 1, 1}, {1, 2}, 3);
+  far.up[2] = 1;
+  plan.lanes = {near, far, far};
+  plan.boundaries = {0, 256 * 6};
+  for (int c = 0; c <= 6; ++c) plan.chunk_starts.push_back(256 * c);
+  plan.chunk_lanes = {0, 0, 1, 1, 2, 2};
+  Layout layout;
+  CHECK(check_plan(plan, {"c", 0}, &layout).ok());
+  OpBook book(plan, layout);
+  for (const std::uint32_t chunk : {2u, 4u, 3u, 5u, 0u, 1u})
+    CHECK(book.next(1) == (Piece{Phase::kContribution, chunk}));
+  CHECK(!book.next(1));
+}
+
 void a_world_of_one_needs_nobody() {
   Plan plan = star_of_three();
   plan.nodes.resize(1);
@@ -364,6 +384,7 @@ int main() {
   a_chain_sums_on_its_way();
   trees_that_lead_nowhere_are_refused();
   contributions_go_before_finished_chunks();
+  the_longest_way_goes_first_and_lanes_take_turns();
   a_world_of_one_needs_nobody();
   plans_differ_in_their_digests();
   return atoll_test::failures() == 0 ? 0 : 1;
