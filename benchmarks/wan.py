@@ -51,11 +51,10 @@ LATE_MS = 5.0
 """Later than this, even once, and the turn measured the emulator instead."""
 MAX_VOID = 6
 """Void turns of one variant, then the machine is too busy for this case."""
-WARM_TURNS = 4
-"""Before those that count, beside the one that is checked: the engines learn what the way carries, and TCP gets over
-its first overshoot."""
 SLOW = 2.0
-"""Of a variant that is predicted to take so many times as long as the best, the turn that checks it is all."""
+"""Of a variant that is predicted to take so many times as long as the best one, one turn is all."""
+PATIENCE = 4
+"""It is taken to be warm after so many times as much time."""
 IDLE_S = 60.0
 COLUMNS = (
     "case",
@@ -174,11 +173,12 @@ def measure_variant(
             contenders.append(bench.sockets(f"bare sockets, {options.bare} conn", moved, options.bare))
         for contender in contenders:
             contender.checked = bench.turn(contender, check=True)
-            if is_slow(contender, earlier):
-                contender.turns = [contender.checked]
+            if (slower := how_much_slower(contender, earlier)) > SLOW:
+                more = judge.turns(contender, int(case.warm_turns * PATIENCE / slower), 0.0)
+                contender.turns = [contender.checked, *more][-1:]
         quick = [each for each in contenders if not each.turns]
         order = random.Random(options.seed)
-        for _ in range(WARM_TURNS):
+        for _ in range(case.warm_turns):
             for contender in order.sample(quick, len(quick)):
                 bench.turn(contender)
         for _ in range(options.turns):
@@ -220,12 +220,12 @@ def is_same(one: PlanChoice, other: PlanChoice) -> bool:
     )
 
 
-def is_slow(contender: Contender, among: Sequence[Contender]) -> bool:
-    """Lanes with equal shares, and rivals, are predicted by nobody."""
+def how_much_slower(contender: Contender, among: Sequence[Contender]) -> float:
+    """Than the fastest, as predicted. Lanes with equal shares, and rivals, are predicted by nobody: 1."""
     predicted_s = [each.choice.predicted_s for each in among if each.choice and each.choice.predicted_s]
-    return contender.choice is not None and contender.choice.predicted_s > SLOW * min(
-        predicted_s, default=0.0
-    )
+    if contender.choice is None or not contender.choice.predicted_s or not predicted_s:
+        return 1.0
+    return contender.choice.predicted_s / min(predicted_s)
 
 
 def case_name(text: str) -> str:

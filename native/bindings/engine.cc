@@ -45,7 +45,7 @@ using LaneTuple = std::tuple<std::uint32_t, std::vector<std::uint32_t>, std::vec
                              std::vector<std::int64_t>, std::vector<std::int64_t>>;
 // Whom to probe: peer, rank, host, port.
 using TargetTuple = std::tuple<std::string, std::uint32_t, std::string, std::uint16_t>;
-using RateTuple = std::tuple<std::int64_t, std::int64_t, double, double>;
+using RateTuple = std::tuple<std::int64_t, std::int64_t, double, double, double>;
 using ReportTuple =
     std::tuple<bool, std::string, std::vector<std::pair<std::uint32_t, std::uint32_t>>, nb::dict,
                std::vector<RateTuple>>;
@@ -183,7 +183,7 @@ class PyEngine {
     stats["encode_s"] = report->encode_s;
     std::vector<RateTuple> links;
     for (const engine::LinkRate& rate : report->links)
-      links.emplace_back(rate.from, rate.to, rate.bytes_per_s, rate.rtt_s);
+      links.emplace_back(rate.from, rate.to, rate.bytes_per_s, rate.rtt_s, rate.loss);
     return ReportTuple(report->ok, std::move(report->reason), std::move(report->broken),
                        std::move(stats), std::move(links));
   }

@@ -32,9 +32,11 @@
 #include "engine/link.h"
 #include "engine/look_ups.h"
 #include "engine/loop.h"
+#include "engine/losses.h"
 #include "engine/pace.h"
 #include "engine/socket.h"
 #include "engine/stream.h"
+#include "engine/tcp_info.h"
 #include "engine/tls.h"
 
 namespace atoll_core::engine {
@@ -116,6 +118,8 @@ class Connections {
   Time last_received(const NodeName& node) const;
   // The smallest round trip that the system has seen on its links lately; 0 if unknown.
   Seconds round_trip(const NodeName& node) const;
+  // The share of segments that the way to it loses, queues apart; 0: none, or unknown.
+  double loss(const NodeName& node) const;
   // An op with these has ended: what their links carried meanwhile sets how fast they send.
   void op_ended(const std::vector<NodeName>& nodes);
   // What want() was told last; 0 if nothing was.
@@ -147,7 +151,7 @@ class Connections {
     Link link;
     bool watching_out = false;
     bool paused = false;              // nothing is read until the rate allows it
-    std::uint64_t delivered_bytes{};  // as the system said last
+    TcpFacts facts;                   // as the system said last
   };
 
   // How a dial was refused: not; by a closed port, which the node itself need not know of; by an
@@ -188,6 +192,7 @@ class Connections {
     std::string origin;          // the address from where the node last called us
     Time pinged_at{};
     Pace pace;
+    Losses losses;
     std::uint64_t delivered_bytes{};  // by all links that ever were
     bool far = false;
     bool shares_line = false;  // its share of the line is less than its own pace

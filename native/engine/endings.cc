@@ -147,7 +147,10 @@ void Transfers::end(Transfer& transfer, bool ok, std::string reason, Edges broke
   transfer.report.wire_s = Seconds(Clock::now() - transfer.started_at).count();
   transfer.report.links = transfer.rates.report(
       transfer.layout().self, Clock::now(),
-      [&](std::uint32_t node) { return connections_.round_trip(transfer.name(node)); });
+      [&](std::uint32_t node) -> Rates::Way {
+        const NodeName& name = transfer.name(node);
+        return {connections_.round_trip(name), connections_.loss(name)};
+      });
   std::vector<NodeName> names;
   for (const Node& node : transfer.plan().nodes) {
     names.push_back(node.name);

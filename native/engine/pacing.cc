@@ -35,6 +35,11 @@ Seconds Connections::round_trip(const NodeName& node) const {
   return least;
 }
 
+double Connections::loss(const NodeName& node) const {
+  const auto at = neighbours_.find(node);
+  return at == neighbours_.end() ? 0.0 : at->second.losses.share();
+}
+
 void Connections::watch_paces(Time now) {
   if (now - paced_at_ < kTellEvery) return;
   paced_at_ = now;
@@ -55,11 +60,13 @@ void Connections::watch_paces(Time now) {
 
 Pace::Way Connections::tell_pace(Neighbour& neighbour, Time now) {
   Seconds least{0}, present{0};
-  std::uint64_t delivered_bytes = 0;
+  std::uint64_t delivered_bytes = 0, sent = 0, again = 0;
   for (const auto& slot : neighbour.links) {
     const TcpFacts facts = tcp_facts(slot->link.fd());
-    delivered_bytes += facts.delivered_bytes - slot->delivered_bytes;
-    slot->delivered_bytes = facts.delivered_bytes;
+    delivered_bytes += facts.delivered_bytes - slot->facts.delivered_bytes;
+    sent += facts.sent_segments - slot->facts.sent_segments;
+    again += facts.segments_again - slot->facts.segments_again;
+    slot->facts = facts;
     least = smaller(least, facts.least_round_trip);
     present = smaller(present, facts.round_trip);
   }
@@ -69,7 +76,9 @@ Pace::Way Connections::tell_pace(Neighbour& neighbour, Time now) {
     line_bytes_ += delivered_bytes;
     neighbour.pace.saw(neighbour.delivered_bytes, now);
   }
-  return {least, present > kQueued * least};
+  const Pace::Way way{least, present > kQueued * least};
+  neighbour.losses.saw(sent, again, way.queued, now, least);
+  return way;
 }
 
 void Connections::op_ended(const std::vector<NodeName>& nodes) {
@@ -80,6 +89,7 @@ void Connections::op_ended(const std::vector<NodeName>& nodes) {
     if (at == neighbours_.end() || at->second.links.empty()) continue;
     const Pace::Way way = tell_pace(at->second, now);
     at->second.pace.op_ended(way.round_trip);
+    at->second.losses.op_ended();
     if (at->second.far) longest = std::max(longest, way.round_trip);
   }
   line_.saw(line_bytes_, now);

@@ -51,21 +51,22 @@ void Rates::received(std::uint32_t from, std::size_t bytes, Time now) {
 }
 
 std::vector<LinkRate> Rates::report(std::uint32_t self, Time now,
-                                    const std::function<Seconds(std::uint32_t)>& round_trip) const {
+                                    const std::function<Way(std::uint32_t)>& way_to) const {
   std::vector<LinkRate> rates;
   Seconds least{0};
-  const auto add = [&](std::int64_t from, std::int64_t to, double rate, Seconds rtt) {
-    if (rate > 0) rates.push_back({from, to, rate, rtt.count()});
+  const auto add = [&](std::int64_t from, std::int64_t to, double rate, const Way& way) {
+    if (rate > 0) rates.push_back({from, to, rate, way.round_trip.count(), way.loss});
   };
   for (std::uint32_t node = 0; node < up_.size(); ++node) {
     if (node == self) continue;
-    const Seconds rtt = round_trip(node);
+    const Way way = way_to(node);
+    const Seconds rtt = way.round_trip;
     if (rtt > Seconds(0) && (least == Seconds(0) || rtt < least)) least = rtt;
-    add(self, node, up_[node].bytes_per_s(rtt, now), rtt);
-    add(node, self, down_[node].bytes_per_s(Seconds(0), now), rtt);
+    add(self, node, up_[node].bytes_per_s(rtt, now), way);
+    add(node, self, down_[node].bytes_per_s(Seconds(0), now), {rtt});
   }
-  add(self, kAllNodes, all_up_.bytes_per_s(least, now), Seconds(0));
-  add(kAllNodes, self, all_down_.bytes_per_s(Seconds(0), now), Seconds(0));
+  add(self, kAllNodes, all_up_.bytes_per_s(least, now), {});
+  add(kAllNodes, self, all_down_.bytes_per_s(Seconds(0), now), {});
   return rates;
 }
 

@@ -41,9 +41,14 @@ class Rates {
   void receiving(std::uint32_t from, Time now);
   void received(std::uint32_t from, std::size_t bytes, Time now);
 
+  // What the system knows of the way to a node; 0: unknown.
+  struct Way {
+    Seconds round_trip{0};
+    double loss = 0;
+  };
   // From and to node `self`, one by one and all together.
   std::vector<LinkRate> report(std::uint32_t self, Time now,
-                               const std::function<Seconds(std::uint32_t)>& round_trip) const;
+                               const std::function<Way(std::uint32_t)>& way_to) const;
 
  private:
   std::vector<Meter> up_, down_;  // by node

@@ -28,6 +28,7 @@ struct LinkRate {
   std::int64_t to = 0;
   double bytes_per_s = 0.0;
   double rtt_s = 0.0;  // 0: not known
+  double loss = 0.0;   // share of segments lost, queues apart; 0: none, or not known
 };
 inline constexpr std::int64_t kAllNodes = -1;
 

@@ -13,6 +13,7 @@ set(ATOLL_ENGINE_SOURCES
     native/engine/link.cc
     native/engine/look_ups.cc
     native/engine/loop.cc
+    native/engine/losses.cc
     native/engine/naming.cc
     native/engine/op.cc
     native/engine/pace.cc

@@ -75,10 +75,11 @@ void all_together_are_not_the_sum_of_waits() {
   Rates rates(3);
   for (const std::uint32_t node : {1u, 2u}) rates.sending(node, at(1));
   for (const std::uint32_t node : {1u, 2u}) rates.sent(node, 1'000'000, at(2));
-  const auto report = rates.report(0, at(3), [](std::uint32_t) { return Seconds(0); });
+  const auto report = rates.report(0, at(3), [](std::uint32_t) { return Rates::Way{Seconds(0), 0.01}; });
   CHECK(report.size() == 3);
   for (const LinkRate& rate : report)
     CHECK(close_to(rate.bytes_per_s, rate.to == kAllNodes ? 2e6 : 1e6, 1e-9));
+  CHECK(report[0].loss == 0.01 && report[2].loss == 0);  // of single ways only
 }
 
 }  // namespace

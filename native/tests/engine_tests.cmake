@@ -10,6 +10,7 @@ atoll_add_test(engine_reduce_test native/tests/engine_reduce_test.cc)
 atoll_add_test(engine_routes_test native/tests/engine_routes_test.cc)
 atoll_add_test(engine_under_way_test native/tests/engine_under_way_test.cc)
 atoll_add_test(engine_bucket_test native/tests/engine_bucket_test.cc)
+atoll_add_test(engine_losses_test native/tests/engine_losses_test.cc)
 atoll_add_test(engine_pace_test native/tests/engine_pace_test.cc)
 atoll_add_test(link_fuzz_test native/tests/link_fuzz.cc)
 

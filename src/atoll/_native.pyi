@@ -141,11 +141,12 @@ class Engine:
     def wait(
         self, op: tuple[int, int, int, int], timeout_s: float
     ) -> (
-        tuple[bool, str, list[tuple[int, int]], dict[str, float], list[tuple[int, int, float, float]]] | None
+        tuple[bool, str, list[tuple[int, int]], dict[str, float], list[tuple[int, int, float, float, float]]]
+        | None
     ):
         """Blocks without the interpreter lock. None if still running after `timeout_s`; else (ok, reason, broken (from, to)
-        node pairs, {sent_bytes, received_bytes, wire_s, encode_s}, rates). rates: (from, to, bytes/s, round trip in s or 0)
-        of every directed link that carried at least 256 KiB; -1 stands for all others together. Once it has returned a report, the op is forgotten
+        node pairs, {sent_bytes, received_bytes, wire_s, encode_s}, rates). rates: (from, to, bytes/s, round trip in s or 0,
+        share of segments lost without a queue or 0) of every directed link that carried at least 256 KiB; -1 stands for all others together. Once it has returned a report, the op is forgotten
         (its id stays refused) and no thread reads or writes its buffers."""
     def abort(self, op: tuple[int, int, int, int]) -> None:
         """From any thread; the op's wait returns within 100 ms. An unknown op is remembered as aborted."""

@@ -164,13 +164,15 @@ class LinkRate(msgspec.Struct, frozen=True):
     """What one directed link was seen to carry: bytes per second while it had something to carry, and its round trip.
 
     `target` "" stands for all others together: the sender's uplink; `source` "" likewise: the receiver's downlink.
-    `rtt_s` 0: not known.
+    `rtt_s` 0: not known. `loss`: the share of segments that the way lost while no queue was seen, as the sender's
+    system counts what it sends again; 0: none, or not known.
     """
 
     source: str
     target: str
     bytes_per_s: float
     rtt_s: float = 0.0
+    loss: float = 0.0
 
 
 class PlanRequest(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ source = "bern"
 target = "oslo"
 rate = "50 Mbit/s"
 rtt_ms = 120
+loss = 0.01
 """
 
 
@@ -133,11 +134,12 @@ def test_rates_of_a_file(capsys: pytest.CaptureFixture[str], folder: Path) -> No
         LinkRate("", "bern", 125e6),
         LinkRate("oslo", "", 12.5e6),
         LinkRate("", "oslo", 12.5e6),
-        LinkRate("bern", "oslo", 6.25e6, 0.12),
+        LinkRate("bern", "oslo", 6.25e6, 0.12, 0.01),
         LinkRate("oslo", "bern", 12.5e6, 0.12),  # a round trip is that of both ways
     }
     found = asked(capsys, CLOUDS, "--rates", "rates.toml")
     assert sorted(found["moved"]) == ["bern", "oslo"]
+    assert "the link of bern to oslo, which loses 1 % of its packets" in found["reason"]
     assert found["predicted_s"] > 113.2 / 6.25, "what bern sends to oslo crosses that link at 6.25 MB/s"
 
 
@@ -154,6 +156,7 @@ def test_rates_of_a_file(capsys: pytest.CaptureFixture[str], folder: Path) -> No
         (["--rates", "broken.toml"], "it is no TOML"),
         (["--rates", "unknown.toml"], "unknown.toml: peers.bern.upp"),
         (["--rates", "stranger.toml"], "there is no [peers.rome]"),
+        (["--rates", "lost.toml"], "lost.toml: links.0.loss"),
         (["--set", "outer.codec=zip"], "outer.codec"),
     ],
 )
@@ -164,6 +167,7 @@ def test_mistakes_are_one_line(
     (folder / "broken.toml").write_text("[peers")
     (folder / "unknown.toml").write_text('[peers.bern]\nupp = "1 Gbit/s"\n')
     (folder / "stranger.toml").write_text(RATES.replace('target = "oslo"', 'target = "rome"'))
+    (folder / "lost.toml").write_text(RATES.replace("loss = 0.01", "loss = 1"))
     assert run(["plan", TINY, *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

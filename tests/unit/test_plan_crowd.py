@@ -162,8 +162,8 @@ def test_broken_links_are_avoided_in_a_crowd_too() -> None:
 def test_members_of_a_crowd_report_their_lines() -> None:
     def reports(count: int) -> tuple[LinkRate, ...]:
         nodes = tuple(NodeId(name, 0) for name in names(count))
-        pairs = [(0, other, 5.0, 0.1 * other) for other in (1, 2)]
-        return _links(nodes, [*pairs, (0, -1, 7.0, 0.0), (-1, 0, 8.0, 0.0)])
+        pairs = [(0, other, 5.0, 0.1 * other, 0.01) for other in (1, 2)]
+        return _links(nodes, [*pairs, (0, -1, 7.0, 0.0, 0.0), (-1, 0, 8.0, 0.0, 0.0)])
 
-    assert len(reports(CROWD)) == 4
+    assert [link.loss for link in reports(CROWD)] == [0.01, 0.01, 0.0, 0.0]
     assert reports(CROWD + 1) == (LinkRate("p0000", "", 7.0, 0.2), LinkRate("", "p0000", 8.0, 0.2))

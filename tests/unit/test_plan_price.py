@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from atoll.plan.bounds import bounds
 from atoll.plan.candidates import BUILDERS, Task
-from atoll.plan.connections import INITIAL_BYTES, chunk_size, connections, start_seconds, streams
+from atoll.plan.connections import (
+    INITIAL_BYTES,
+    MOST,
+    MOST_UNDER_LOSS,
+    SEGMENT_BYTES,
+    chunk_size,
+    connections,
+    start_seconds,
+    stream_bytes,
+    streams,
+)
 from atoll.plan.links import Links
+from atoll.plan.planner import choose
 from atoll.plan.price import loads, price
 from atoll.plan.ring import chains
 from atoll.plan.shapes import Tree, avoids, re_encodings, used_links
-from atoll.values import Edge, Lane
+from atoll.values import Edge, Lane, LinkRate, PlanRequest
 from support.networks import MB, links_of, names, random_links, random_tree, slow_moved
 
 V = 100 * MB
@@ -238,6 +250,63 @@ def test_the_chunks_of_all_connections_do_not_hold_up_a_slow_line() -> None:
     assert chunk_size(even(4, 6.25 * MB), lanes, V, 1, 4) == 64 << 10
     around = [Lane(names(4)[3], 1, (1, 2, 3, 3), (3, 0, 1, 3))]  # each sends to one
     assert chunk_size(even(4, 6.25 * MB), around, V, 1, 4) == 256 << 10
+
+
+# ---- losses ----------------------------------------------------------------------------------------------
+
+
+def lossy(count: int, bytes_per_s: float, delay_s: float, loss: float) -> Links:
+    """The first member's link to the second loses packets."""
+    lost = np.zeros((count, count))
+    lost[0, 1] = loss
+    return replace(even(count, bytes_per_s, delay_s), loss=lost)
+
+
+@pytest.mark.parametrize(("loss", "num_streams"), [(1e-3, 1), (1e-3, 8), (1e-2, 32)])
+def test_streams_that_lose_packets_carry_what_mathis_says(loss: float, num_streams: int) -> None:
+    rtt_s, lanes = 0.1, [Lane(m) for m in names(2)]
+    each = SEGMENT_BYTES / rtt_s * math.sqrt(1.5 / loss)
+    cost = price(lossy(2, 25 * MB, rtt_s / 2, loss), lanes, V, codec="int8", num_connections=num_streams)
+    assert cost.busy_s == pytest.approx(V / (num_streams * each))
+    assert cost.bottleneck == f"the link of p0000 to p0001, which loses {100 * loss:.2g} % of its packets"
+
+
+def test_the_last_chunks_wait_for_what_is_lost_and_for_the_slowest_stream() -> None:
+    rtt_s, loss, chunk, lanes = 0.1, 1e-3, 65536, [Lane("p0001")]
+    links, whole = lossy(2, 25 * MB, rtt_s / 2, loss), even(2, 25 * MB, rtt_s / 2)
+    found = [
+        price(each, lanes, V, codec="int8", chunk_bytes=chunk, num_connections=8).last_s
+        for each in (whole, links)
+    ]
+    again = 1 - (1 - loss) ** (8 * chunk / SEGMENT_BYTES)
+    half = SEGMENT_BYTES / rtt_s * math.sqrt(1.5 / loss) / 2
+    assert found[0] == pytest.approx(rtt_s + 2 * chunk / (25 * MB))
+    assert found[1] == pytest.approx(found[0] + again * rtt_s + chunk / half - chunk / (25 * MB), rel=1e-3)
+
+
+def test_few_losses_bound_nothing() -> None:
+    lanes = [Lane(m) for m in names(2)]
+    moved = np.full((2, 2), V / 2) * (1 - np.eye(2))
+    links, whole = lossy(2, 25 * MB, 0.05, 1e-7), even(2, 25 * MB, 0.05)
+    assert price(links, lanes, V, codec="int8").busy_s == price(whole, lanes, V, codec="int8").busy_s
+    assert connections(links, moved, 4.0) == connections(whole, moved, 4.0)
+    assert (stream_bytes(links) == stream_bytes(whole)).all()
+
+
+@pytest.mark.parametrize("loss", [1e-3, 5e-3, 2e-2])
+def test_connections_do_not_dwindle_on_a_way_that_loses_packets(loss: float) -> None:
+    """A round shows what so many streams could carry; planned from that alone the next would get fewer, and so on."""
+    line, rtt_s = 25 * MB, 0.1
+    members, streams_now = names(2), 4
+    counts = []
+    for _ in range(6):
+        each = SEGMENT_BYTES / rtt_s * math.sqrt(1.5 / loss)
+        rate = min(line, streams_now * each)
+        seen = tuple(LinkRate(*ends, rate, rtt_s, loss) for ends in (members, members[::-1]))
+        streams_now = choose(PlanRequest(members, members, 10 * MB, "int8", links=seen)).connections
+        counts.append(streams_now)
+    assert counts == sorted(counts)
+    assert MOST < counts[-1] <= MOST_UNDER_LOSS or counts[-1] * each >= line
 
 
 # ---- trees -----------------------------------------------------------------------------------------------

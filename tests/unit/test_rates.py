@@ -40,6 +40,15 @@ def test_an_unknown_round_trip_leaves_the_known_one() -> None:
     assert rates["a", "b"].rtt_s == 0.2
 
 
+def test_what_a_way_loses_is_its_sender_s_to_say_and_older_rounds_count_half() -> None:
+    reports = {"a": [LinkRate("a", "b", 1.0, 0.1, 0.02)], "b": [LinkRate("a", "b", 1.0, 0.1)]}
+    rates, _ = learn({}, reports, 1, BOTH)
+    assert rates["a", "b"].loss == 0.02
+    rates, _ = learn(rates, {"a": [LinkRate("a", "b", 1.0, 0.1)]}, 2, BOTH)
+    assert rates["a", "b"].loss == 0.01
+    assert known_links(rates) == (LinkRate("a", "b", 1.0, 0.1, 0.01),)
+
+
 def test_only_changes_are_shown_slow_drifts_too() -> None:
     rates, shown = told({}, 1, LinkRate("a", "b", 100.0))
     assert len(shown) == 1
@@ -62,6 +71,8 @@ def test_only_changes_are_shown_slow_drifts_too() -> None:
         LinkRate("a", "b", 0.0),
         LinkRate("a", "b", -1.0),
         LinkRate("a", "b", 1.0, float("nan")),
+        LinkRate("a", "b", 1.0, 0.1, -0.1),
+        LinkRate("a", "b", 1.0, 0.1, float("nan")),
     ],
 )
 def test_nonsense_and_other_peoples_links_are_ignored(link: LinkRate) -> None:

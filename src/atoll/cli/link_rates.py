@@ -32,6 +32,7 @@ class _Link(Section):
     target: str
     rate: Rate = ""
     rtt_ms: Annotated[float, Field(gt=0, le=_MOST_MS)] | None = None
+    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class _File(Section):
@@ -99,6 +100,7 @@ def _links(
                     target,
                     float(min(up, down, rate or up)),
                     trip_ms / 1000 if trip_ms else rtt_s,
+                    link.loss if link is not None else 0.0,
                 )
             )
     return tuple(found)

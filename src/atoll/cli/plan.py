@@ -117,6 +117,7 @@ def plan(
         target = "oslo"
         rate = "50 Mbit/s"
         rtt_ms = 120
+        loss = 0.001
 
     Exit codes: 0 done; 2 usage or config.
     """

@@ -27,7 +27,9 @@ from atoll.values import Edge, LinkRate, NodeId, OpId, Plan, RankInfo, ReduceRep
 _LOOK_UP_S = 0.2
 """While it waits for the engine, Python looks up this often: a signal handler must get its turn."""
 
-_Report = tuple[bool, str, list[tuple[int, int]], dict[str, float], list[tuple[int, int, float, float]]]
+_Rate = tuple[int, int, float, float, float]
+"""From, to (node indices, -1: all others), bytes per second, round trip in seconds, loss."""
+_Report = tuple[bool, str, list[tuple[int, int]], dict[str, float], list[_Rate]]
 _Lane = tuple[int, list[int], list[int], list[int], list[int]]
 _NOBODY = -1
 
@@ -298,17 +300,19 @@ def _edges(nodes: tuple[NodeId, ...], pairs: list[tuple[int, int]]) -> tuple[Edg
     return tuple(sorted({Edge(nodes[source].peer, nodes[target].peer) for source, target in pairs}))
 
 
-def _links(nodes: tuple[NodeId, ...], rates: list[tuple[int, int, float, float]]) -> tuple[LinkRate, ...]:
+def _links(nodes: tuple[NodeId, ...], rates: list[_Rate]) -> tuple[LinkRate, ...]:
     """Rates between nodes as rates between peers. In a crowd only the lines', with the longest round trip."""
 
     def peer(index: int) -> str:
         return nodes[index].peer if index >= 0 else ""  # all others together
 
     if len(nodes) > CROWD:
-        longest_s = max((rtt_s for _, _, _, rtt_s in rates), default=0.0)
+        longest_s = max((rtt_s for _, _, _, rtt_s, _ in rates), default=0.0)
         rates = [
-            (source, target, rate, longest_s) for source, target, rate, _ in rates if min(source, target) < 0
+            (source, target, rate, longest_s, 0.0)
+            for source, target, rate, _, _ in rates
+            if min(source, target) < 0
         ]
     return carried_at_once(
-        LinkRate(peer(source), peer(target), rate, rtt_s) for source, target, rate, rtt_s in rates
+        LinkRate(peer(source), peer(target), rate, rtt_s, loss) for source, target, rate, rtt_s, loss in rates
     )

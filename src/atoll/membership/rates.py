@@ -21,7 +21,7 @@ Link = tuple[str, str]
 
 
 class SeenRate(msgspec.Struct, frozen=True):
-    """A link's rate (bytes per second) and round trip as of `round`; `shown` is the rate last told in an event.
+    """A link's rate (bytes per second), round trip and loss as of `round`; `shown` is the rate last told in an event.
     `probed`: measured by a short probe; a round's own traffic, once there is any, takes its place.
     """
 
@@ -30,6 +30,7 @@ class SeenRate(msgspec.Struct, frozen=True):
     round: int
     shown: float = 0.0
     probed: bool = False
+    loss: float = 0.0
 
 
 Rates = dict[Link, SeenRate]
@@ -56,13 +57,17 @@ def learn(
         seen = msgspec.structs.replace(_merged(rates.get(link), heard, round_), probed=probed)
         if abs(seen.bytes_per_s - seen.shown) > WORTH_SHOWING * seen.shown:
             seen = msgspec.structs.replace(seen, shown=seen.bytes_per_s)
-            changed.append(LinkRate(*link, seen.bytes_per_s, seen.rtt_s))
+            changed.append(_as_value(link, seen))
         rates[link] = seen
     return rates, tuple(changed)
 
 
 def known_links(rates: Rates) -> tuple[LinkRate, ...]:
-    return tuple(LinkRate(*link, seen.bytes_per_s, seen.rtt_s) for link, seen in rates.items())
+    return tuple(_as_value(link, seen) for link, seen in rates.items())
+
+
+def _as_value(link: Link, seen: SeenRate) -> LinkRate:
+    return LinkRate(*link, seen.bytes_per_s, seen.rtt_s, seen.loss)
 
 
 _last_uplinks: tuple[Rates, dict[str, float]] = ({}, {})
@@ -86,7 +91,7 @@ def _by_link(reports: Mapping[str, Sequence[LinkRate]], living: set[str]) -> dic
     for peer, links in reports.items():
         for each in links:
             own = peer in (each.source, each.target) and each.source != each.target
-            sane = 0 < each.bytes_per_s < math.inf and 0 <= each.rtt_s < math.inf
+            sane = 0 < each.bytes_per_s < math.inf and 0 <= each.rtt_s < math.inf and 0 <= each.loss <= 1
             if own and sane and each.source in living and each.target in living:
                 heard.setdefault((each.source, each.target), []).append(each)
     return heard
@@ -96,12 +101,14 @@ def _merged(known: SeenRate | None, heard: Sequence[LinkRate], round_: int) -> S
     rate = sum(each.bytes_per_s for each in heard) / len(heard)
     trips_s = [each.rtt_s for each in heard if each.rtt_s > 0]
     rtt_s = min(trips_s) if trips_s else 0.0
+    loss = max(each.loss for each in heard)  # the sender's: the other end does not know
     if known is None or known.probed:
-        return SeenRate(rate, rtt_s, round_, shown=known.shown if known else 0.0)
+        return SeenRate(rate, rtt_s, round_, shown=known.shown if known else 0.0, loss=loss)
     kept = 0.5 ** max(1, round_ - known.round)
     return SeenRate(
         bytes_per_s=kept * known.bytes_per_s + (1 - kept) * rate,
         rtt_s=kept * known.rtt_s + (1 - kept) * rtt_s if known.rtt_s and rtt_s else rtt_s or known.rtt_s,
         round=round_,
         shown=known.shown,
+        loss=kept * known.loss + (1 - kept) * loss,
     )

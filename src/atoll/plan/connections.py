@@ -3,7 +3,8 @@
 One TCP stream carries at most a window per round trip, and under loss less still; so a pair needs as many as its
 share of the traffic takes. On a long way it has many more than that. A round comes after a pause, and then TCP begins
 with 14 kB a stream and doubles every round trip: sixteen streams are there two round trips before four. And a lost
-packet slows one of them only; how many get lost is not known beforehand.
+packet slows one of them only; how many get lost is not known beforehand. Once it is known, a way that loses many gets
+as many streams as it takes: what it was seen to carry is only what so few could.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ LONG_WINDOW_BYTES = 128 << 10
 """What one stream is to keep on a long way: it has that after three doublings, and under losses too."""
 ON_A_LONG_WAY = 4
 MOST = 16
+MOST_UNDER_LOSS = 32
 MOST_PER_MEMBER = 512
+MORE_UNDER_LOSS = 2
+"""So many times what carries the rate that was seen: more may carry more, which the next round shows."""
 
 SMALLEST_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
 CHUNK_S = 0.05
@@ -47,6 +51,15 @@ def streams(bytes_per_s: float, rtt_s: float, loss: float = 0.0, window_bytes: i
     if loss > 0:
         each = min(each, SEGMENT_BYTES / rtt_s * math.sqrt(1.5 / loss))
     return max(1, math.ceil(bytes_per_s / each - 1e-9))
+
+
+def stream_bytes(links: Links) -> Floats:
+    """What one stream keeps on the way at the most; under loss by Mathis' law, which CUBIC follows where it matters."""
+    most = np.full((len(links), len(links)), float(STREAM_BYTES))
+    if links.loss is None:
+        return most
+    under_loss = SEGMENT_BYTES * np.sqrt(1.5 / np.maximum(links.loss, 1e-12))
+    return np.minimum(most, np.maximum(under_loss, SEGMENT_BYTES))
 
 
 def start_seconds(num_bytes: float, bytes_per_s: float, rtt_s: float, num_streams: int) -> float:
@@ -69,9 +82,16 @@ def connections(links: Links, moved: Floats, seconds: float) -> int:
     rtt_s = links.delay_s + links.delay_s.T
     on_the_way = np.where(used, moved / seconds * rtt_s, 0.0)  # rate x RTT
     i, j = np.unravel_index(int(np.argmax(on_the_way)), on_the_way.shape)
-    return connections_for(
+    needed = connections_for(
         float(moved[i, j] / seconds), float(rtt_s[i, j]), float(rtt_s[used].max()), len(links)
     )
+    return max(needed, _connections_under_loss(links, on_the_way))
+
+
+def _connections_under_loss(links: Links, on_the_way: Floats) -> int:
+    keeps = stream_bytes(links)
+    wanted = np.where(keeps < LONG_WINDOW_BYTES, MORE_UNDER_LOSS * on_the_way / keeps, 0.0)
+    return min(math.ceil(float(wanted.max())), MOST_UNDER_LOSS, MOST_PER_MEMBER // (len(links) - 1))
 
 
 def connections_for(bytes_per_s: float, rtt_s: float, longest_rtt_s: float, num_members: int) -> int:

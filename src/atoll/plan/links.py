@@ -8,7 +8,7 @@ defaults below; `assumed` says so in words.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -55,6 +55,8 @@ class Links:
     down: Int64s
     delay_s: Floats
     assumed: str = ""
+    loss: Floats | None = None
+    """`loss[i, j]` from i to j: the share of packets that the way loses by itself; None: none that is known."""
 
     def __len__(self) -> int:
         return len(self.members)
@@ -75,12 +77,13 @@ class Links:
 
 def carried_at_once(seen: Iterable[LinkRate]) -> tuple[LinkRate, ...]:
     """What several ranks saw of the same links, as one: rates add up; of round trips the shortest known counts, since
-    the others have queues in them."""
+    the others have queues in them. They share the way, and what it loses."""
     links: dict[tuple[str, str], LinkRate] = {}
     for link in seen:
         if (other := links.get((link.source, link.target))) is not None:
             rtt_s = min(link.rtt_s or other.rtt_s, other.rtt_s or link.rtt_s)
-            link = LinkRate(link.source, link.target, link.bytes_per_s + other.bytes_per_s, rtt_s)
+            loss = max(link.loss, other.loss)
+            link = LinkRate(link.source, link.target, link.bytes_per_s + other.bytes_per_s, rtt_s, loss)
         links[link.source, link.target] = link
     return tuple(links.values())
 
@@ -93,7 +96,7 @@ def without(links: Links, broken: Collection[Edge]) -> Links:
         if edge.source in index and edge.target in index:
             i, j = index[edge.source], index[edge.target]
             rate[i, j] = rate[j, i] = 0
-    return Links(links.members, rate, links.up, links.down, links.delay_s, links.assumed)
+    return replace(links, rate=rate)
 
 
 def measured_links(
@@ -107,7 +110,7 @@ def measured_links(
     Flows that ran side by side share a line: what each was seen to carry bounds the line from below, and is the
     link's own limit only if it lies well under an even share of the lines at both of its ends.
     """
-    pairs, ups, downs, rtt_s = _tables(members, seen)
+    pairs, ups, downs, rtt_s, loss = _tables(members, seen)
     up = _lines(np.maximum(ups, pairs.max(axis=1, initial=0)), members, max_up or {})
     down = _lines(np.maximum(downs, pairs.max(axis=0, initial=0)), members, max_down or {})
     alone = np.minimum(up[:, None], down[None, :])
@@ -123,7 +126,8 @@ def measured_links(
     known_rtt = rtt_s[rtt_s > 0]
     delay_s = np.where(rtt_s > 0, rtt_s, np.median(known_rtt) if known_rtt.size else DEFAULT_RTT_S) / 2
     np.fill_diagonal(delay_s, 0.0)
-    return Links(tuple(members), rate, up, down, delay_s, _assumed(ups, downs, pairs, up, len(members)))
+    assumed = _assumed(ups, downs, pairs, up, len(members))
+    return Links(tuple(members), rate, up, down, delay_s, assumed, loss if loss.any() else None)
 
 
 def measured_lines(
@@ -134,7 +138,7 @@ def measured_lines(
 ) -> Lines:
     """The same for a crowd; the delay is that of the longest round trip that was seen."""
     n = len(members)
-    source, target, rate, trip_s = _columns(members, seen)
+    source, target, rate, trip_s, _ = _columns(members, seen)
     known = (source <= n) & (target <= n) & (source != target)
     ups, downs = np.zeros(n + 2, dtype=np.int64), np.zeros(n + 2, dtype=np.int64)
     np.maximum.at(ups, source[known], rate[known])
@@ -150,19 +154,24 @@ def measured_lines(
     return Lines(tuple(members), up, down, longest_s / 2, assumed)
 
 
-def _tables(members: Sequence[str], seen: Sequence[LinkRate]) -> tuple[Int64s, Int64s, Int64s, Floats]:
-    """(pairs, uplinks, downlinks, round trips), 0 where not known. Index n stands for "", n + 1 for no member."""
+def _tables(
+    members: Sequence[str], seen: Sequence[LinkRate]
+) -> tuple[Int64s, Int64s, Int64s, Floats, Floats]:
+    """(pairs, uplinks, downlinks, round trips, losses), 0 where not known. Index n: ""; n + 1: no member."""
     n = len(members)
-    source, target, rate, trip_s = _columns(members, seen)
+    source, target, rate, trip_s, lost = _columns(members, seen)
     rates, trips_s = np.zeros((n + 2, n + 2), dtype=np.int64), np.zeros((n + 2, n + 2))
-    rates[source, target], trips_s[source, target] = rate, trip_s
+    loss = np.zeros((n + 2, n + 2))
+    rates[source, target], trips_s[source, target], loss[source, target] = rate, trip_s, lost
     pairs, rtt_s = rates[:n, :n].copy(), trips_s[:n, :n]
     np.fill_diagonal(pairs, 0)
-    return pairs, rates[:n, n], rates[n, :n], np.where(rtt_s > 0, rtt_s, rtt_s.T)
+    return pairs, rates[:n, n], rates[n, :n], np.where(rtt_s > 0, rtt_s, rtt_s.T), loss[:n, :n]
 
 
-def _columns(members: Sequence[str], seen: Sequence[LinkRate]) -> tuple[Int64s, Int64s, Int64s, Floats]:
-    """(source, target, rate, round trip) of each report. Index n stands for "", n + 1 for no member."""
+def _columns(
+    members: Sequence[str], seen: Sequence[LinkRate]
+) -> tuple[Int64s, Int64s, Int64s, Floats, Floats]:
+    """(source, target, rate, round trip, loss) of each report. Index n stands for "", n + 1 for no member."""
     n = len(members)
     index = {member: i for i, member in enumerate(members)} | {"": n}
     source = np.asarray([index.get(link.source, n + 1) for link in seen], dtype=np.int64)
@@ -170,7 +179,8 @@ def _columns(members: Sequence[str], seen: Sequence[LinkRate]) -> tuple[Int64s, 
     bytes_per_s = np.asarray([link.bytes_per_s for link in seen], dtype=np.float64)
     rate = np.clip(np.round(bytes_per_s), 1, _MOST_BYTES_PER_S).astype(np.int64)
     trip_s = np.clip(np.asarray([link.rtt_s for link in seen], dtype=np.float64), 0.0, _LONGEST_RTT_S)
-    return source, target, rate, trip_s
+    loss = np.clip(np.asarray([link.loss for link in seen], dtype=np.float64), 0.0, 1.0)
+    return source, target, rate, trip_s, loss
 
 
 def _lines(seen: Int64s, members: Sequence[str], caps: Mapping[str, int]) -> Int64s:

@@ -60,19 +60,18 @@ def plan_over(links: Links, request: PlanRequest) -> PlanChoice:
     )
     kept = _kept(task, request)
     found = [kept] if kept else _candidates(task, request.topology)
-    best = _best(found, request.topology)
-    streams = request.connections or _connections(task, best)
-    chunk_bytes = best.chunk_bytes
-    if not kept:  # a retry keeps the cuts
-        chunk_bytes = min(chunk_bytes, chunk_size(links, best.lanes, request.wire_bytes, 1, streams))
+    rough = _best(found, request.topology)
+    best, streams = _settled(task, rough, cuts_stay=kept is not None)
     return PlanChoice(
         dropped=frozenset(),
         lanes=best.lanes,
         topology=best.topology,
         predicted_s=best.price.seconds,
-        reason=_reason(best, found, request, links.assumed, kept is not None),
+        reason=_reason(
+            best, [each for each in found if each is not rough], request, links.assumed, kept is not None
+        ),
         connections=streams,
-        chunk_bytes=chunk_bytes,
+        chunk_bytes=best.chunk_bytes,
     )
 
 
@@ -93,7 +92,7 @@ def plan_crowd(lines: Lines, request: PlanRequest) -> PlanChoice:
         lanes=best.lanes,
         topology="direct",
         predicted_s=best.price.seconds,
-        reason=_reason(best, [best], request, lines.assumed, bool(kept)),
+        reason=_reason(best, [], request, lines.assumed, bool(kept)),
         connections=streams,
         chunk_bytes=chunk_bytes
         or min(best.chunk_bytes, chunk_size(lines, best.lanes, request.wire_bytes, 1, streams)),
@@ -148,21 +147,31 @@ def _best(found: Sequence[Candidate], topology: str) -> Candidate:
     return fastest if is_clearly_faster(fastest, direct) else direct
 
 
-def _connections(task: Task, best: Candidate) -> int:
-    moved = loads(task.links.members, best.lanes, task.wire_bytes, task.contributes).links
-    return connections(task.links, moved, best.price.busy_s + best.price.last_s)
+def _settled(task: Task, rough: Candidate, *, cuts_stay: bool) -> tuple[Candidate, int]:
+    """The candidate with as many connections as it needs, and that number, chunks that suit them, and the price of
+    just that. Each follows from the others, so it takes a second round. A retry keeps its cuts."""
+    moved = loads(task.links.members, rough.lanes, task.wire_bytes, task.contributes).links
+    best, streams, chunk_bytes = rough, task.num_connections, rough.chunk_bytes
+    for _ in range(2):
+        seconds = best.price.busy_s + best.price.last_s
+        streams = task.num_connections or connections(task.links, moved, seconds)
+        if not cuts_stay:
+            suits = chunk_size(task.links, rough.lanes, task.wire_bytes, 1, streams)
+            chunk_bytes = min(rough.chunk_bytes, suits)
+        best = candidate(task, rough.topology, rough.lanes, chunk_bytes)
+    exactly = replace(task, num_connections=streams)
+    return candidate(exactly, rough.topology, rough.lanes, chunk_bytes), streams
 
 
 def _reason(
-    best: Candidate, found: Sequence[Candidate], request: PlanRequest, assumed: str, kept: bool
+    best: Candidate, others: Sequence[Candidate], request: PlanRequest, assumed: str, kept: bool
 ) -> str:
-    others = [
+    instead = [
         f"{each.topology} {each.price.seconds:.3g} s" if each.lanes else f"no {each.topology}: {each.why_not}"
-        for each in sorted(found, key=lambda each: (not each.lanes, each.price.seconds))
-        if each is not best
+        for each in sorted(others, key=lambda each: (not each.lanes, each.price.seconds))
     ]
     how = "kept from the attempt before" if kept else f"bounded by {best.price.bottleneck}"
     if request.topology == best.topology:
         how = f"as asked for, {how}"
-    notes = "; ".join([*others, *([assumed] if assumed else [])])
+    notes = "; ".join([*instead, *([assumed] if assumed else [])])
     return f"{best.topology}: about {best.price.seconds:.3g} s, {how}" + (f" ({notes})" if notes else "")

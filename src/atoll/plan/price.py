@@ -3,17 +3,25 @@
 Chunks flow: all links are busy at once, contributions and finished bytes share them. So the time is that of the
 busiest resource (an access line, a link, or a member's codec), plus one way of the last chunk up its tree and down
 again: delays, and the time of one chunk on each hop. A round comes after a pause, so TCP has to get under way first:
-what the busiest line loses by that is added. Losses of packets are not modelled: they show in the rates that were seen.
+what the busiest line loses by that is added. Where a way is known to lose packets, its streams carry what they keep on
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.plan.connections import MOST, STREAM_BYTES, connections, start_seconds
+from atoll.plan.connections import (
+    MOST,
+    MOST_UNDER_LOSS,
+    SEGMENT_BYTES,
+    connections,
+    start_seconds,
+    stream_bytes,
+)
 from atoll.plan.grid import Int64s
 from atoll.plan.links import Floats, Links
 from atoll.plan.shapes import Tree, sends
@@ -21,6 +29,10 @@ from atoll.values import CODECS, Lane
 
 CODEC_ELEMENTS_PER_S = 1_000_000_000
 """What a member's workers are taken to decode, add or encode per second, together; links are nearly always slower."""
+
+
+SLOWEST = 0.5
+"""Under loss windows differ: the smallest of several has about this part of the mean."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +82,13 @@ def price(
     busy_s = float(seconds[bottleneck].max())
     where = np.unravel_index(int(np.argmax(seconds[bottleneck])), seconds[bottleneck].shape)
     place = tuple(int(i) for i in where)
-    last_s = _last_s(links, lanes, wire_bytes, chunk_bytes, contributes)
+    slowed = _slowed_by_losses(links, chunk_bytes, num_connections or MOST_UNDER_LOSS)
+    last_s = _last_s(slowed, lanes, wire_bytes, chunk_bytes, contributes)
     num_connections = num_connections or connections(links, load.links, busy_s + last_s)
     start_s = _start_s(links, load, bottleneck, place, busy_s, num_connections)
     names = " to ".join(links.members[i] for i in place)
+    if bottleneck == "the link" and links.loss is not None and links.loss[place] > 0:
+        names += f", which loses {100 * links.loss[place]:.2g} % of its packets"
     return Price(busy_s, last_s, f"{bottleneck} of {names}", start_s)
 
 
@@ -86,8 +101,10 @@ def busy_seconds(links: Links, load: Load, codec: str, num_connections: int = 0)
     """Seconds that each resource is busy, by kind: uplinks, downlinks, links (a matrix), codecs. A link carries no more
     than its connections keep on the way; 0: as many as there may be."""
     spec = CODECS[codec]
-    rtt_s = np.maximum(links.delay_s + links.delay_s.T, 1e-9)
-    rate = np.minimum(np.where(links.usable, links.rate, 0), (num_connections or MOST) * STREAM_BYTES / rtt_s)
+    most = num_connections or (
+        MOST if links.loss is None else np.where(links.loss > 0, MOST_UNDER_LOSS, MOST)
+    )
+    rate = np.minimum(np.where(links.usable, links.rate, 0), most * _stream_rate(links))
     codec_rate = CODEC_ELEMENTS_PER_S * spec.block_bytes(spec.block) / spec.block
     with np.errstate(divide="ignore", invalid="ignore"):
         per_link = np.where(load.links > 0, load.links / rate, 0.0)
@@ -97,6 +114,11 @@ def busy_seconds(links: Links, load: Load, codec: str, num_connections: int = 0)
         "the link": per_link,
         "the codec": load.codec / codec_rate,
     }
+
+
+def _stream_rate(links: Links) -> Floats:
+    """What one stream of each link carries at the most."""
+    return stream_bytes(links) / np.maximum(links.delay_s + links.delay_s.T, 1e-9)
 
 
 def _start_s(
@@ -140,6 +162,19 @@ def _add_tree(moved: Floats, codec: Floats, tree: Tree, part: float, contributes
     np.add.at(codec, tree.up[senders], part)  # decoded there
     inner = np.unique(np.append(tree.up[senders], tree.root))  # where sums are made: own update in, sum out
     codec[inner] += part * (1 + contributes[inner])
+
+
+def _slowed_by_losses(links: Links, chunk_bytes: int, num_connections: int) -> Links:
+    """The links as the last chunks see them: each goes over one stream, one of them over the slowest, and if any of
+    their packets is lost the end waits a round trip for it."""
+    if links.loss is None:
+        return links
+    packets = num_connections * chunk_bytes / SEGMENT_BYTES
+    again_s = (1 - (1 - links.loss) ** packets) * (links.delay_s + links.delay_s.T)
+    slowest = _stream_rate(links) * (SLOWEST if num_connections > 1 else 1)
+    alone = np.where(links.loss > 0, slowest, np.inf)
+    rate = np.minimum(links.rate, np.maximum(alone, 1)).astype(np.int64)
+    return replace(links, rate=np.where(links.rate > 0, rate, 0), delay_s=links.delay_s + again_s)
 
 
 def _last_s(
