@@ -37,7 +37,7 @@ bool Pace::held_back(std::uint64_t bytes, Time now, const Way& way, double allow
   allowed_bytes_ += allowed * since_told.count();
   if (Seconds(now - judged_.at) < judged_after(way.round_trip)) return false;
   const auto carried = static_cast<double>(bytes - judged_.bytes);
-  const bool all = !way.queued && carried >= kReached * allowed_bytes_;
+  const bool all = !way.queued && carried >= kReached * (1 - way.loss) * allowed_bytes_;
   judged_ = {now, bytes};
   allowed_bytes_ = 0;
   if (all) {

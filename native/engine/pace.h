@@ -31,10 +31,12 @@ inline constexpr Seconds kLongWay{0.01};
 
 class Pace {
  public:
-  // What the way looks like: the least round trip that was seen, and whether packets queue now.
+  // What the way looks like: the least round trip that was seen, whether packets queue now, and the
+  // share of them that it loses by itself.
   struct Way {
     Seconds round_trip{0};
     bool queued = false;
+    double loss = 0;
   };
 
   // The links have carried so much by now, all together since they are there. Told several times

@@ -16,7 +16,10 @@ namespace atoll_core::engine {
 namespace {
 
 constexpr Clock::duration kTellEvery = std::chrono::milliseconds(25);
-constexpr double kQueued = 1.1;   // of the least round trip
+// Packets queue where the round trip is longer than the least one by so much; by less, answers are
+// only late, as where packets get lost.
+constexpr double kQueued = 0.1;  // of the least one
+constexpr Seconds kQueuedAtLeast{0.005};
 constexpr double kNoted = 0.02;  // so little more or less is not worth a system call for each link
 
 Seconds smaller(Seconds a, Seconds b) {
@@ -76,9 +79,9 @@ Pace::Way Connections::tell_pace(Neighbour& neighbour, Time now) {
     line_bytes_ += delivered_bytes;
     neighbour.pace.saw(neighbour.delivered_bytes, now);
   }
-  const Pace::Way way{least, present > kQueued * least};
-  neighbour.losses.saw(sent, again, way.queued, now, least);
-  return way;
+  const bool queued = present - least > std::max(kQueued * least, kQueuedAtLeast);
+  neighbour.losses.saw(sent, again, queued, now, least);
+  return {least, queued, neighbour.losses.share()};
 }
 
 void Connections::op_ended(const std::vector<NodeName>& nodes) {
