@@ -163,6 +163,7 @@ class Connections {
     Time next_try = Time::max();
     unsigned under_way = 0;
     unsigned failures = 0;  // in a row; also links that broke soon
+    bool in_vain = false;   // all that was dialled of this place has failed since it was wanted
     std::uint64_t place = 0;            // unlike that of any other place where a node was
     std::vector<std::string> names;     // that have no address yet
     std::set<std::string> resolving;    // of them: being looked up

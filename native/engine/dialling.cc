@@ -42,6 +42,7 @@ void Connections::want(const NodeName& node, const std::string& host, std::uint1
   place(neighbour, host, port);
   neighbour.wanted = connections;
   neighbour.dialling.failures = 0;
+  neighbour.dialling.in_vain = false;
   if (missing(neighbour) > 0) schedule(neighbour, our_turn(neighbour) ? kNow : kTheirTurn);
   if (!neighbour.links.empty()) return;
   neighbour.broke.clear();
@@ -205,6 +206,7 @@ void Connections::dial_failed(Neighbour& neighbour, const std::string& where, bo
 void Connections::pass_failed(Neighbour& neighbour, Refusal refusal) {
   Dialling& dialling = neighbour.dialling;
   schedule(neighbour, backoff(++dialling.failures));
+  dialling.in_vain = true;
   dialling.refusal = refusal;
   conclude(neighbour);
 }
@@ -239,11 +241,12 @@ bool Connections::is_final_word(const Neighbour& neighbour, Refusal refusal) con
   });
 }
 
-// A link that the other end dialled while our own dials failed: so it goes one way only.
+// A link that the other end dialled while our own dials failed: so it goes one way only. Links that
+// broke say nothing of that: of a process that died, others may come through after the first broke.
 void Connections::link_came(Neighbour& neighbour, bool dialled) {
   neighbour.lost_at = Time::max();
   neighbour.dialling.refusal = Refusal::kNot;
-  if (!dialled && !neighbour.dialling.won && neighbour.dialling.failures > 0)
+  if (!dialled && !neighbour.dialling.won && neighbour.dialling.in_vain)
     neighbour.dialling.one_way = true;
   if (missing(neighbour) > 0) schedule(neighbour, our_turn(neighbour) ? kNow : kTheirTurn);
 }
