@@ -163,6 +163,32 @@ def test_a_killed_process_is_found_long_before_any_timeout(name: str, connection
         comm.close()
 
 
+def test_a_link_that_came_after_another_broke_does_not_hide_that_the_process_is_gone() -> None:
+    """Hellos under way come through after their process has died, too. Both timeouts are a minute."""
+    grid = Grid.of([5_000_000])
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        closed = unused.getsockname()[1]
+    comm = open_engine("m", connect_timeout_s=60.0, progress_timeout_s=60.0)
+    try:
+        plan = with_connections(
+            plan_for({"m": comm.port, "a": closed}, grid.numel, "fp32", OpId(1, 0), deadline_s=60.0), 3
+        )
+        running = Running(comm, plan, grid, encoded(grid, "fp32", 1.0))
+        links = [RawPeer(comm.port, "a", "m", KEY) for _ in range(2)]
+        links.pop(0).close()
+        until("the first link broke", lambda: comm.stats()["broken_links"] == 1)
+        links.append(RawPeer(comm.port, "a", "m", KEY))
+        until("another came", lambda: comm.stats()["accepted_links"] == 3)
+        for link in links:
+            link.close()
+        report = running.report()
+        assert "no link with a.0" in report.reason
+        assert report.stats.wire_s < SLACK_S
+    finally:
+        comm.close()
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize("name", ["a", "z"], ids=["it dials", "it is dialled"])
 @pytest.mark.parametrize("connections", [1, 8])
