@@ -49,7 +49,7 @@ def streams(bytes_per_s: float, rtt_s: float, loss: float = 0.0, window_bytes: i
         return 1
     each = window_bytes / rtt_s
     if loss > 0:
-        each = min(each, SEGMENT_BYTES / rtt_s * math.sqrt(1.5 / loss))
+        each = min(each, float(_under_loss(loss)) / rtt_s)
     return max(1, math.ceil(bytes_per_s / each - 1e-9))
 
 
@@ -58,8 +58,12 @@ def stream_bytes(links: Links) -> Floats:
     most = np.full((len(links), len(links)), float(STREAM_BYTES))
     if links.loss is None:
         return most
-    under_loss = SEGMENT_BYTES * np.sqrt(1.5 / np.maximum(links.loss, 1e-12))
-    return np.minimum(most, np.maximum(under_loss, SEGMENT_BYTES))
+    return np.minimum(most, np.maximum(_under_loss(links.loss), SEGMENT_BYTES))
+
+
+def _under_loss(loss: Floats | float) -> Floats:
+    """Mathis et al. 1997, in bytes a round trip."""
+    return np.asarray(SEGMENT_BYTES * np.sqrt(1.5 / np.maximum(loss, 1e-12)))
 
 
 def start_seconds(num_bytes: float, bytes_per_s: float, rtt_s: float, num_streams: int) -> float:
