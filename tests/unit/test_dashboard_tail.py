@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
+
+import pytest
 
 from atoll import events
 from atoll.dashboard.tail import EventTail, merge_events
@@ -23,6 +26,23 @@ def test_new_events_of_all_files_in_order_of_time(tmp_path: Path) -> None:
     assert [each.event for each in tail.read()] == [events.RoundSkipped(2, "c")]
     one.close()
     two.close()
+
+
+def test_folders_below_are_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint in the making lies there, and is gone between one look and the next."""
+    (tmp_path / "checkpoints" / "shared" / ".00000135.partial").mkdir(parents=True)
+    sink = JsonLinesSink(tmp_path / "one.jsonl")
+    sink(1.0, "one", events.RoundSkipped(0, "a"))
+    sink.close()
+    scan = os.scandir
+
+    def scan_run_folder_alone(path: str) -> object:
+        if Path(path) != tmp_path:
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_run_folder_alone)
+    assert len(EventTail(tmp_path).read()) == 1
 
 
 def test_torn_lines_and_unknown_events_wait_or_pass(tmp_path: Path) -> None:

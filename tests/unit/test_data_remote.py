@@ -162,3 +162,10 @@ def test_the_cache_is_bounded(origin: Origin, tmp_path: Path) -> None:
         held = sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
         assert held <= most
     assert sum(path.stat().st_size for path in origin.folder.iterdir()) > most / 2
+
+
+def test_a_file_that_another_run_removes_meanwhile_is_no_error(origin: Origin, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "ab12.tokens").symlink_to(tmp_path / "gone")  # listed, and not there when it is looked at
+    assert opened(origin, tmp_path).corpus().num_tokens

@@ -29,8 +29,9 @@ class EventTail:
 
 
 def event_files(folder: Path) -> list[Path]:
-    """The event files of single processes, in a fixed order."""
-    return sorted(path for path in folder.rglob("*.jsonl") if path.name != MERGED)
+    """The event files of single processes, in a fixed order. They lie in the run's folder itself: folders below it
+    (checkpoints in the making) come and go while it is read, and what is named so there is somebody's data."""
+    return sorted(path for path in folder.glob("*.jsonl") if path.name != MERGED)
 
 
 def merge_events(folder: Path) -> Path:

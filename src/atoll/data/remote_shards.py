@@ -101,7 +101,11 @@ class RemoteFolder:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _make_room(self, size_bytes: int) -> None:
-        entries = [(entry.stat(), entry) for entry in self.cache.iterdir() if not entry.name.startswith(".")]
+        entries = []
+        for entry in self.cache.iterdir():
+            if not entry.name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):  # another run that makes room was faster
+                    entries.append((entry.stat(), entry))
         held = sum(stat.st_size for stat, _ in entries)
         for stat, entry in sorted(entries, key=lambda each: each[0].st_mtime):
             if held + size_bytes <= self.cache_bytes:
