@@ -40,7 +40,11 @@ struct Int8 : Layout<Codec::kInt8> {
   }
   ATOLL_INLINE static bool encode(const float* __restrict values, std::size_t count,
                                   std::uint8_t* __restrict out) {
-    const std::int32_t largest = largest_bits(values, count);
+    return encode_within(values, count, largest_bits(values, count), out);
+  }
+  // `largest` is the largest magnitude, as bits.
+  ATOLL_INLINE static bool encode_within(const float* __restrict values, std::size_t count,
+                                         std::int32_t largest, std::uint8_t* __restrict out) {
     if (largest >= kInfinityBits) return false;
     const float scale = level_scale(largest, 127.0f, 7);
     if (!write_scale(scale, std::numeric_limits<float>::min(), bytes(count), out)) return true;
@@ -62,17 +66,6 @@ struct Int8 : Layout<Codec::kInt8> {
     const float scale = read_scale(data);
     const std::uint8_t* __restrict codes = data + kHeader;
     for (std::size_t i = 0; i < count; ++i) sum[i] += weight * (value_of(codes[i]) * scale);
-  }
-  ATOLL_INLINE static void sum_two(const std::uint8_t* __restrict a, float weight_a,
-                                   const std::uint8_t* __restrict b, float weight_b,
-                                   std::size_t count, float* __restrict sum) {
-    const float scale_a = read_scale(a), scale_b = read_scale(b);
-    const std::uint8_t* __restrict codes_a = a + kHeader;
-    const std::uint8_t* __restrict codes_b = b + kHeader;
-    for (std::size_t i = 0; i < count; ++i) {
-      const float first = 0.0f + weight_a * (value_of(codes_a[i]) * scale_a);
-      sum[i] = first + weight_b * (value_of(codes_b[i]) * scale_b);
-    }
   }
 };
 

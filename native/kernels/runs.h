@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/block.h"
 #include "kernels/loops.h"
+#include "kernels/mean_int8.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -118,10 +120,8 @@ ATOLL_INLINE void sum_block(const Contributions& from, std::size_t at, std::size
   }
 }
 
-// Dividing by a power of two is multiplying by its inverse, to the bit, and several times faster.
 ATOLL_INLINE void divide(float* values, std::size_t count, float by) {
-  constexpr std::int32_t kMantissa = 0x007fffff;
-  if ((bits_of(by) & kMantissa) == 0) {
+  if (is_power_of_two(by)) {
     const float inverse = 1.0f / by;
     for (std::size_t i = 0; i < count; ++i) values[i] *= inverse;
   } else {
@@ -132,6 +132,13 @@ ATOLL_INLINE void divide(float* values, std::size_t count, float by) {
 template <class C>
 ATOLL_INLINE bool reduce_run(const Contributions& from, std::size_t offset, std::size_t count,
                              std::uint8_t* out) {
+  if constexpr (std::is_same_v<C, Int8>) {
+    for (; count >= Int8Means::kElements; count -= Int8Means::kElements) {
+      if (!Int8Means::encode(from, offset, out)) return false;
+      offset += Int8Means::kBytes;
+      out += Int8Means::kBytes;
+    }
+  }
   return each_block<C>(count, [&](std::size_t, std::size_t byte, std::size_t size) ATOLL_INLINED {
     float sum[C::kBlock];
     sum_block<C>(from, offset + byte, size, sum);

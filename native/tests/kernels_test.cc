@@ -31,8 +31,9 @@ std::vector<Codec> all_codecs() {
   return codecs;
 }
 const std::vector<Codec> kCodecs = all_codecs();
-// Segments of 300, 0, 1, 256 and 443 elements.
-const Ints kBoundaries = {0, 300, 300, 301, 557, 1000};
+// Segments of 300, 0, 1, 256, 443 and 1300 elements: in the last one blocks are summed together.
+const Ints kBoundaries = {0, 300, 300, 301, 557, 1000, 2300};
+constexpr std::int64_t kNumel = 2300;
 
 Floats normals(unsigned seed, std::size_t count) {
   std::mt19937 generator(seed);
@@ -71,31 +72,31 @@ void test_layout() {
   CHECK(!valid_boundaries(Ints{0, 2, 1}));
 
   Ints found;
-  for (std::int64_t at = -1; at <= 1001; ++at) {
+  for (std::int64_t at = -1; at <= kNumel + 1; ++at) {
     if (is_block_boundary(Codec::kInt8, kBoundaries, at)) found.push_back(at);
   }
-  CHECK((found == Ints{0, 256, 300, 301, 557, 813, 1000}));
+  CHECK((found == Ints{0, 256, 300, 301, 557, 813, 1000, 1256, 1512, 1768, 2024, 2280, 2300}));
   CHECK(is_block_boundary(Codec::kInt8, Ints{0}, 0));
   CHECK(range_bytes(Codec::kInt8, Ints{0}, 0, 0) == 0);
 }
 
 // Any cut at block boundaries gives the bytes of the whole.
 void test_ranges_are_parts_of_the_whole() {
-  const Floats values = normals(1, 1000), other = normals(2, 1000);
+  const Floats values = normals(1, kNumel), other = normals(2, kNumel);
   for (const Codec codec : kCodecs) {
     const Bytes a = encoded(codec, values), b = encoded(codec, other);
     const std::vector<std::uint64_t> weights = {3, 5};
     Bytes mean(a.size());
     const std::vector<const std::uint8_t*> whole = {a.data(), b.data()};
-    CHECK(reduce_range(codec, kBoundaries, 0, 1000, whole, weights, mean.data()));
+    CHECK(reduce_range(codec, kBoundaries, 0, kNumel, whole, weights, mean.data()));
 
     Ints cuts;
-    for (std::int64_t at = 0; at <= 1000; ++at) {
+    for (std::int64_t at = 0; at <= kNumel; ++at) {
       if (is_block_boundary(codec, kBoundaries, at)) cuts.push_back(at);
     }
-    Floats back(1000), residual = other, moved = other;
-    decode_range(codec, kBoundaries, 0, 1000, a.data(), back.data());
-    update_residual(codec, kBoundaries, 0, 1000, values.data(), 0.5f, a.data(), moved.data());
+    Floats back(kNumel), residual = other, moved = other;
+    decode_range(codec, kBoundaries, 0, kNumel, a.data(), back.data());
+    update_residual(codec, kBoundaries, 0, kNumel, values.data(), 0.5f, a.data(), moved.data());
     for (std::size_t i = 0; i < cuts.size(); ++i) {
       for (std::size_t j = i; j < cuts.size(); ++j) {
         const std::int64_t start = cuts[i], stop = cuts[j];
@@ -123,11 +124,11 @@ void test_ranges_are_parts_of_the_whole() {
 
 void test_not_finite_is_refused() {
   for (const Codec codec : kCodecs) {
-    Bytes out(4000);
-    for (const std::size_t where : {0u, 299u, 300u, 999u}) {
-      Floats values = normals(3, 1000);
+    Bytes out(4 * kNumel);
+    for (const std::size_t where : {0u, 299u, 300u, 999u, 1500u, 2299u}) {
+      Floats values = normals(3, kNumel);
       values[where] = std::numeric_limits<float>::quiet_NaN();
-      CHECK(!encode_range(codec, kBoundaries, 0, 1000, values.data(), out.data()));
+      CHECK(!encode_range(codec, kBoundaries, 0, kNumel, values.data(), out.data()));
     }
   }
 }
@@ -137,24 +138,24 @@ void test_not_finite_is_refused() {
 void test_damaged_bytes() {
   std::mt19937 generator(8);
   for (const Codec codec : kCodecs) {
-    const Bytes good = encoded(codec, normals(7, 1000));
+    const Bytes good = encoded(codec, normals(7, kNumel));
     for (int i = 0; i < 50; ++i) {
       Bytes damaged = good;
       for (std::uint8_t& byte : damaged) byte = static_cast<std::uint8_t>(generator());
-      Floats out(1000);
-      decode_range(codec, kBoundaries, 0, 1000, damaged.data(), out.data());
+      Floats out(kNumel);
+      decode_range(codec, kBoundaries, 0, kNumel, damaged.data(), out.data());
       const std::vector<const std::uint8_t*> one = {damaged.data()}, two = {good.data(), one[0]};
       Bytes mean(good.size());
-      const bool finite = reduce_range(codec, kBoundaries, 0, 1000, one, {{1}}, mean.data());
+      const bool finite = reduce_range(codec, kBoundaries, 0, kNumel, one, {{1}}, mean.data());
       CHECK(finite == std::isfinite(squared_norm(out)));
-      (void)reduce_range(codec, kBoundaries, 0, 1000, two, {{1, 1}}, mean.data());
+      (void)reduce_range(codec, kBoundaries, 0, kNumel, two, {{1, 1}}, mean.data());
     }
   }
 }
 
 // The host program's rounding and flush-to-zero change nothing, and are as before afterwards.
 void test_float_mode() {
-  const Floats values = normals(4, 1000);
+  const Floats values = normals(4, kNumel);
   const Bytes expected = encoded(Codec::kInt8, values);
   std::fesetround(FE_UPWARD);
   const bool same = encoded(Codec::kInt8, values) == expected;
@@ -199,7 +200,7 @@ void test_checksum() {
 
 void test_every_target_has_the_same_bits() {
   const std::string_view fastest = loops().target;
-  const Floats values = normals(5, 1000);
+  const Floats values = normals(5, kNumel);
   for (const Codec codec : kCodecs) {
     Bytes first_bytes;
     std::uint64_t first_sum = 0;
@@ -227,7 +228,7 @@ void test_hashes() {
 }
 
 void test_several_threads() {
-  const Floats values = normals(6, 1000);
+  const Floats values = normals(6, kNumel);
   const Bytes expected = encoded(Codec::kInt8, values);
   std::vector<std::thread> threads;
   std::vector<int> equal(4);

@@ -76,19 +76,30 @@ def test_weight_zero_is_absent_to_the_bit(codec: str) -> None:
 @pytest.mark.parametrize("weights", [[1, 2, 3], [0, 2, 0], [4, 0, 0]])
 def test_the_mean_may_overwrite_a_contribution(codec: str, weights: list[int]) -> None:
     rng = np.random.default_rng(4)
-    grid = Grid.of([300, 5, 700])
-    a, b, c = (encoded(codec, grid.segments, rng.standard_normal(1005, np.float32)) for _ in range(3))
+    grid = Grid.of([300, 5, 5000])
+    a, b, c = (encoded(codec, grid.segments, rng.standard_normal(5305, np.float32)) for _ in range(3))
     apart = mean_of(codec, grid.segments, [a, b, c], weights)
     assert kernels.weighted_mean(codec, grid.boundaries, [a, b, c], weights, b)
     assert apart is not None
     assert b.tobytes() == apart.tobytes()
 
 
-def test_a_mean_that_overflows_is_refused(codec: str) -> None:
-    data = encoded(codec, [3], np.full(3, min(HUGE, largest_value(codec)), np.float32))
+@pytest.mark.parametrize("size", [3, 5000])
+def test_a_mean_that_overflows_is_refused(codec: str, size: int) -> None:
+    data = encoded(codec, [size], np.full(size, min(HUGE, largest_value(codec)), np.float32))
     overflows = codec != "fp16"  # no sum of its values comes near fp32's end
-    assert (mean_of(codec, [3], [data, data], [1, 1]) is None) == overflows
-    assert (reference.weighted_mean(codec, [3], [data, data], [1, 1]) is None) == overflows
+    assert (mean_of(codec, [size], [data, data], [1, 1]) is None) == overflows
+    assert (reference.weighted_mean(codec, [size], [data, data], [1, 1]) is None) == overflows
+
+
+@pytest.mark.parametrize("where", [0, 1023, 1024, 4999])
+def test_one_value_in_a_sum_that_overflows_is_refused(codec: str, where: int) -> None:
+    """Wherever it lies among blocks that are summed together."""
+    values = np.full(5000, 1.0, np.float32)
+    values[where] = min(HUGE, largest_value(codec))
+    data = encoded(codec, [5000], values)
+    expected = reference.weighted_mean(codec, [5000], [data] * 3, [1, 1, 1])
+    assert (mean_of(codec, [5000], [data] * 3, [1, 1, 1]) is None) == (expected is None)
 
 
 @many
