@@ -217,3 +217,29 @@ def test_what_a_way_loses_is_told_to_who_plans(crew: WanCrew, op: OpId) -> None:
         assert 0.01 < seen[there] < 0.04, seen
     for there in (Edge("p2", "p3"), Edge("p3", "p2")):
         assert seen[there] < 0.001, seen
+
+
+def overflowed_by_first_ops() -> dict[str, int]:
+    """Packets for p1, then for p2, that found p0's line full: in its first op with each, at 80 ms."""
+    seen: dict[str, int] = {}
+    with lab({**NETWORK, "default": {"rtt_ms": 80}}) as up, WanCrew(3, up) as crew:
+        for pair in (("p0", "p1"), ("p0", "p2")):
+            plan = crew.begin(
+                OpId(1, crew.next_round()), pair, numel=2 * NUMEL, deadline_s=60.0, connections=4
+            )
+            ends = crew.ends(plan, pair)
+            assert all(done.report.ok for done in ends.values()), ends
+            check_values(crew, plan, ends)
+            seen[pair[1]] = crew.lab.stats()["pairs"][">".join(pair)]["tail_dropped"]
+    return seen
+
+
+def test_what_the_line_carries_is_known_before_the_next_node_is() -> None:
+    """TCP finds the rate of the first way by overflowing the line. The way to another node begins with what is known,
+    since all ways share the line."""
+    for _ in range(5):  # a machine that is too busy to fill the line shows nothing
+        seen = overflowed_by_first_ops()
+        if seen["p1"] > 100:
+            break
+    assert seen["p1"] > 100, "the line never overflowed: there was nothing to learn"
+    assert seen["p2"] < seen["p1"] / 3, seen
