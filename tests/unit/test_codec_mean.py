@@ -98,8 +98,9 @@ def test_one_value_in_a_sum_that_overflows_is_refused(codec: str, where: int) ->
     values = np.full(5000, 1.0, np.float32)
     values[where] = min(HUGE, largest_value(codec))
     data = encoded(codec, [5000], values)
-    expected = reference.weighted_mean(codec, [5000], [data] * 3, [1, 1, 1])
-    assert (mean_of(codec, [5000], [data] * 3, [1, 1, 1]) is None) == (expected is None)
+    overflows = codec != "fp16"
+    assert (mean_of(codec, [5000], [data] * 3, [1, 1, 1]) is None) == overflows
+    assert (reference.weighted_mean(codec, [5000], [data] * 3, [1, 1, 1]) is None) == overflows
 
 
 @many
